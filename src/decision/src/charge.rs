@@ -1,0 +1,413 @@
+//! Charge plans: which counters and slots one request touches, and what their states mean.
+//!
+//! A plan is charged by a limiter in one atomic step: every entry or none. The gates' order is the entries' order, so that
+//! `capacity` before `contract` is settled here, and a store only counts. What a store reports back is turned into a
+//! denial here as well: the longest wait of the first gate that denies.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::class::Code;
+use crate::config::Tiers;
+use crate::limits::{Limit, Resource, Scope, ScopeLimits, StampedLimits};
+use crate::operation::OperationId;
+use crate::rules::Gate;
+use crate::verdict::{Denial, LimitState, contract_code};
+use crate::wire::Subject;
+
+/// How long a caller turned away for want of a slot should wait, in milliseconds: slots come free at any time.
+const SLOT_WAIT_MS: u64 = 1_000;
+
+/// One counter or set of slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChargeEntry {
+    /// The gate that asks; entries of one gate stand together.
+    pub gate: Gate,
+    /// Whom the limit binds.
+    pub scope: Scope,
+    /// What it counts.
+    pub resource: Resource,
+    /// The store's key without its prefix. Two subjects never share one.
+    pub key: String,
+    /// The figure; 0 is always exhausted.
+    pub limit: u64,
+    /// What this request takes.
+    pub cost: u64,
+    /// Length of the window that a first charge starts, in seconds.
+    pub window_s: u64,
+}
+
+/// All entries of one request for adjacent limiter gates.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChargePlan {
+    /// Makes the charge idempotent.
+    pub op: OperationId,
+    /// The entries, in the gates' order.
+    pub entries: Vec<ChargeEntry>,
+}
+
+/// Where one entry stands, by the store's clock: before the charge if it was denied, after it if it was granted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryState {
+    /// Charged so far in this window, or slots held.
+    pub used: u64,
+    /// Milliseconds until the window ends; a whole window if none runs.
+    pub reset_ms: u64,
+    /// The cost does not fit.
+    pub exhausted: bool,
+}
+
+/// What a limiter did with a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Charged {
+    /// Every entry was charged (or had been, by the same operation).
+    Granted(Vec<EntryState>),
+    /// At least one entry was exhausted, and nothing was charged.
+    Denied(Vec<EntryState>),
+    /// The operation was cancelled before: nothing was charged, and nobody waits for the answer.
+    Cancelled,
+}
+
+/// The ids of a scope, or `None` if the subject does not have them: then the scope does not bind it.
+fn ids<'a>(scope: Scope, subject: &'a Subject, tiers: &Tiers) -> Option<Vec<&'a str>> {
+    Some(match scope {
+        Scope::Platform => Vec::new(),
+        Scope::Owner => alloc::vec![subject.owner.as_str()],
+        Scope::Org | Scope::Organization => alloc::vec![subject.org.as_deref()?],
+        Scope::Auth => alloc::vec![subject.auth.as_deref()?],
+        Scope::Graph => alloc::vec![subject.graph.as_deref()?],
+        Scope::OrganizationModel => alloc::vec![subject.org.as_deref()?, subject.model.as_deref()?],
+        Scope::Lane => {
+            let lane = subject.lane.as_deref()?;
+            tiers
+                .lanes
+                .iter()
+                .any(|(name, _)| name == lane)
+                .then(|| alloc::vec![lane])?
+        }
+    })
+}
+
+/// `{scope:id:id}:resource`. The braces are a cluster's hash tag, so that all resources of one scope live together; ids
+/// are percent-encoded down to letters, digits, `-` and `_`, so that neither `:` nor braces in an id can make two subjects
+/// meet.
+pub fn key(scope: Scope, resource: Resource, ids: &[&str]) -> String {
+    let mut key = String::from("{");
+    key.push_str(scope.name());
+    for id in ids {
+        key.push(':');
+        for byte in id.bytes() {
+            if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') {
+                key.push(char::from(byte));
+            } else {
+                key.push_str(&alloc::format!("%{byte:02X}"));
+            }
+        }
+    }
+    key.push_str("}:");
+    key.push_str(resource.name());
+    key
+}
+
+/// Collects the entries of limiter gates.
+#[derive(Debug)]
+pub struct PlanBuilder<'a> {
+    subject: &'a Subject,
+    tiers: &'a Tiers,
+    hold: u64,
+    entries: Vec<ChargeEntry>,
+}
+
+impl<'a> PlanBuilder<'a> {
+    /// Starts a plan for a subject whose token hold is `hold`, before clamping.
+    pub const fn new(subject: &'a Subject, tiers: &'a Tiers, hold: u64) -> Self {
+        Self {
+            subject,
+            tiers,
+            hold,
+            entries: Vec::new(),
+        }
+    }
+
+    fn scope(&mut self, gate: Gate, scope: Scope, limits: ScopeLimits, window_s: u64) {
+        if limits.is_empty() {
+            return;
+        }
+        let Some(ids) = ids(scope, self.subject, self.tiers) else {
+            return;
+        };
+        for resource in Resource::ALL {
+            let Some(limit) = limits.get(resource).figure() else {
+                continue;
+            };
+            let cost = if resource == Resource::Tokens { self.hold } else { 1 };
+            let key = key(scope, resource, &ids);
+            self.entries.push(ChargeEntry {
+                gate,
+                scope,
+                resource,
+                key,
+                limit,
+                cost,
+                window_s,
+            });
+        }
+    }
+
+    /// Adds the limits of the contract, by the filter's window.
+    pub fn contract(&mut self, limits: &StampedLimits, window_s: u64) {
+        #[cfg(feature = "mutation")]
+        if crate::mutation::is_removed(Gate::Contract) {
+            return;
+        }
+        for scope in Scope::CONTRACT {
+            self.scope(Gate::Contract, scope, limits.of(scope), window_s);
+        }
+    }
+
+    /// Adds the operator's tiers, by the service's window.
+    pub fn capacity(&mut self, window_s: u64) {
+        #[cfg(feature = "mutation")]
+        if crate::mutation::is_removed(Gate::Capacity) {
+            return;
+        }
+        let tiers = self.tiers;
+        for (scope, limits) in [
+            (Scope::Platform, tiers.platform),
+            (Scope::Graph, tiers.graph),
+            (Scope::Organization, tiers.organization),
+            (Scope::OrganizationModel, tiers.organization_model),
+        ] {
+            self.scope(Gate::Capacity, scope, limits, window_s);
+        }
+        let lane = self.subject.lane.as_deref();
+        if let Some((_, limits)) = tiers.lanes.iter().find(|(name, _)| Some(name.as_str()) == lane) {
+            self.scope(Gate::Capacity, Scope::Lane, *limits, window_s);
+        }
+    }
+
+    /// The plan. The token hold is clamped to the smallest token limit, so that a fresh window always has room for one
+    /// request.
+    pub fn build(mut self, op: OperationId) -> ChargePlan {
+        let tokens = |entry: &&ChargeEntry| entry.resource == Resource::Tokens && entry.limit > 0;
+        let smallest = self.entries.iter().filter(tokens).map(|entry| entry.limit).min();
+        if let Some(smallest) = smallest {
+            for entry in self
+                .entries
+                .iter_mut()
+                .filter(|entry| entry.resource == Resource::Tokens)
+            {
+                entry.cost = entry.cost.min(smallest);
+            }
+        }
+        ChargePlan {
+            op,
+            entries: self.entries,
+        }
+    }
+}
+
+impl ChargeEntry {
+    /// Milliseconds after which this entry can have room again, as far as its own figure is concerned.
+    fn wait_ms(&self, state: &EntryState) -> u64 {
+        if self.limit == 0 {
+            self.window_s.saturating_mul(1000)
+        } else if self.resource == Resource::Concurrency {
+            SLOT_WAIT_MS
+        } else {
+            state.reset_ms
+        }
+    }
+
+    /// Where the limit stands, for a reply.
+    fn report(&self, state: &EntryState) -> LimitState {
+        LimitState {
+            scope: self.scope,
+            resource: self.resource,
+            limit: self.limit,
+            remaining: self.limit.saturating_sub(state.used),
+            reset_ms: self.wait_ms(state),
+            window_s: self.window_s,
+        }
+    }
+}
+
+impl ChargePlan {
+    /// Whether a slot is taken when this plan is granted.
+    pub fn takes_slot(&self) -> bool {
+        self.entries.iter().any(|entry| entry.resource == Resource::Concurrency)
+    }
+
+    /// The first gate, in order, with a limit of 0: known without the store.
+    pub fn blocked_gate(&self) -> Option<Gate> {
+        self.entries
+            .iter()
+            .find(|entry| entry.limit == 0)
+            .map(|entry| entry.gate)
+    }
+
+    /// The denial by the limits of 0 of one gate.
+    pub fn blocked_denial(&self, gate: Gate) -> Option<Denial> {
+        let blocked = |entry: &ChargeEntry| EntryState {
+            used: 0,
+            reset_ms: entry.window_s.saturating_mul(1000),
+            exhausted: entry.limit == 0 && entry.gate == gate,
+        };
+        self.denial(&self.entries.iter().map(blocked).collect::<Vec<_>>())
+    }
+
+    /// The denial that some states mean, or `None` if nothing is exhausted: of the first gate that denies, the limit
+    /// with the longest wait; on a tie by scope, then by resource.
+    pub fn denial(&self, states: &[EntryState]) -> Option<Denial> {
+        let exhausted = || self.entries.iter().zip(states).filter(|(_, state)| state.exhausted);
+        let gate = exhausted().next()?.0.gate;
+        let (entry, state) = exhausted()
+            .filter(|(entry, _)| entry.gate == gate)
+            .min_by_key(|(entry, state)| (core::cmp::Reverse(entry.wait_ms(state)), entry.scope, entry.resource))?;
+        let code = if gate == Gate::Capacity {
+            Code::CapacityExhausted
+        } else {
+            contract_code(entry.resource)
+        };
+        let window_s = entry.window_s.max(1);
+        Some(Denial {
+            code,
+            gate: Some(gate),
+            limit: Some(entry.report(state)),
+            retry_after_s: Some(entry.wait_ms(state).div_ceil(1000).clamp(1, window_s)),
+        })
+    }
+
+    /// The contract limit with the smallest part left, for the fields of an admitted reply. Slots are left out: with a
+    /// limit of one, every admitted request would report them as spent.
+    pub fn tightest(&self, states: &[EntryState]) -> Option<LimitState> {
+        let windowed = |entry: &ChargeEntry| entry.gate == Gate::Contract && entry.resource != Resource::Concurrency;
+        let mut tightest: Option<LimitState> = None;
+        for (entry, state) in self.entries.iter().zip(states).filter(|(entry, _)| windowed(entry)) {
+            let report = entry.report(state);
+            // a.remaining / a.limit < b.remaining / b.limit, without division.
+            let part =
+                |of: &LimitState, other: &LimitState| u128::from(of.remaining).saturating_mul(u128::from(other.limit));
+            if tightest.is_none_or(|so_far| part(&report, &so_far) < part(&so_far, &report)) {
+                tightest = Some(report);
+            }
+        }
+        tightest
+    }
+}
+
+/// Whether a limit of an envelope is looked at by no gate that is listed.
+pub fn is_unchecked(limits: &StampedLimits, contract_is_listed: bool) -> bool {
+    !contract_is_listed && limits.stamped().any(|(_, _, limit)| limit != Limit::Unlimited)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subjects_never_share_a_key_whatever_their_ids_contain() {
+        let pair = |a, b| key(Scope::OrganizationModel, Resource::Requests, &[a, b]);
+        assert_ne!(pair("a:b", "c"), pair("a", "b:c"));
+        assert_ne!(pair("a%3Ab", "c"), pair("a:b", "c"));
+        let one = |id| key(Scope::Org, Resource::Requests, &[id]);
+        let ids = ["{x}", "x", " x", "x ", "x}:tokens", "🦀", "%F0", "a:b", "a"];
+        for (at, id) in ids.iter().enumerate() {
+            assert!(ids.iter().skip(at + 1).all(|other| one(id) != one(other)), "{id}");
+            assert_eq!(one(id).matches(['{', '}']).count(), 2, "{id}");
+        }
+        assert_ne!(
+            key(Scope::Org, Resource::Requests, &["x"]),
+            key(Scope::Organization, Resource::Requests, &["x"])
+        );
+    }
+
+    fn plan(limits: &StampedLimits, hold: u64) -> ChargePlan {
+        let subject = Subject {
+            owner: "o".into(),
+            org: Some("g".into()),
+            auth: Some("a".into()),
+            ..Subject::default()
+        };
+        let tiers = Tiers::default();
+        let mut builder = PlanBuilder::new(&subject, &tiers, hold);
+        builder.contract(limits, 60);
+        builder.build(OperationId::from_random([0; 16]))
+    }
+
+    fn limits(figures: &[(Scope, Resource, u64)]) -> StampedLimits {
+        let mut limits = StampedLimits::default();
+        for (scope, resource, figure) in figures {
+            limits.set(*scope, *resource, Limit::of(*figure));
+        }
+        limits
+    }
+
+    #[test]
+    fn the_longest_wait_denies_and_ties_go_by_scope_then_resource() {
+        let plan = plan(
+            &limits(&[
+                (Scope::Owner, Resource::Concurrency, 1),
+                (Scope::Org, Resource::Requests, 5),
+                (Scope::Org, Resource::Tokens, 5),
+                (Scope::Auth, Resource::Requests, 5),
+            ]),
+            1,
+        );
+        let state = |reset_ms| EntryState {
+            used: 9,
+            reset_ms,
+            exhausted: true,
+        };
+        let denial = plan
+            .denial(&[state(0), state(20_001), state(20_001), state(7_000)])
+            .unwrap();
+        let limit = denial.limit.unwrap();
+        assert_eq!(
+            (limit.scope, limit.resource, denial.retry_after_s),
+            (Scope::Org, Resource::Requests, Some(21))
+        );
+        assert_eq!((denial.code, limit.remaining), (Code::RateLimited, 0));
+    }
+
+    #[test]
+    fn a_limit_of_zero_waits_a_whole_window_and_waiting_does_not_help() {
+        let plan = plan(
+            &limits(&[(Scope::Org, Resource::Requests, 5), (Scope::Auth, Resource::Tokens, 0)]),
+            1,
+        );
+        let denial = plan.blocked_denial(plan.blocked_gate().unwrap()).unwrap();
+        assert_eq!((denial.code, denial.retry_after_s), (Code::TokensLimited, Some(60)));
+        assert!(!denial.waiting_helps());
+    }
+
+    #[test]
+    fn the_hold_is_clamped_to_the_smallest_token_limit() {
+        let plan = plan(
+            &limits(&[
+                (Scope::Owner, Resource::Tokens, 500),
+                (Scope::Org, Resource::Tokens, 20),
+            ]),
+            1024,
+        );
+        assert!(plan.entries.iter().all(|entry| entry.cost == 20));
+    }
+
+    #[test]
+    fn the_tightest_limit_is_the_one_with_the_smallest_part_left() {
+        let plan = plan(
+            &limits(&[
+                (Scope::Owner, Resource::Requests, 100),
+                (Scope::Org, Resource::Requests, 10),
+            ]),
+            1,
+        );
+        let state = |used| EntryState {
+            used,
+            reset_ms: 1,
+            exhausted: false,
+        };
+        assert_eq!(plan.tightest(&[state(50), state(4)]).unwrap().scope, Scope::Owner);
+        assert_eq!(plan.tightest(&[state(50), state(6)]).unwrap().scope, Scope::Org);
+    }
+}

@@ -1,0 +1,362 @@
+//! The filter's configuration: the text that the host hands to `on_configure`.
+
+use alloc::borrow::ToOwned;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::Profile;
+use super::faults::{Faults, shown};
+use super::rule_file::{check_with_profile, named_or_inline};
+use super::section::{Section, integer_of, retired_switch, root, word_of};
+use crate::json::Node;
+use crate::limits::LARGEST_LIMIT;
+use crate::routes::Route;
+use crate::rules::Rules;
+
+/// Whether rejections are carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// They are.
+    Enforce,
+    /// They are decided, charged, counted and logged, and never carried out.
+    Shadow,
+}
+
+impl Mode {
+    /// The name in files, logs and on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
+/// Where the model is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ModelSource {
+    /// Nowhere.
+    None,
+    /// The envelope's `model`.
+    Header,
+}
+
+/// When an admitted reply carries rate-limit fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LimitHeaders {
+    /// Never: only denials do.
+    Denied,
+    /// Always, of the tightest contract limit.
+    Always,
+}
+
+/// How the filter reaches the decision service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DecisionTarget {
+    /// The host's name for it: a cluster in Envoy, `host:port` elsewhere. Opaque here.
+    pub upstream: String,
+    /// The `:authority` of the calls.
+    pub authority: String,
+    /// The whole time that a decision may take, in milliseconds, a retry included.
+    pub timeout_ms: u64,
+}
+
+/// The bounds of leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseConfig {
+    /// Admissions in one block; 0 makes every decision exact.
+    pub max_requests: u64,
+    /// How long a block may be served, in milliseconds.
+    pub max_age_ms: u64,
+    /// How many leases the host keeps.
+    pub slots: u64,
+}
+
+/// A whole configuration without faults.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilterConfig {
+    /// The installation's kind; a service of another one is not asked.
+    pub profile: Profile,
+    /// The rules.
+    pub rules: Rules,
+    /// Whether rejections are carried out.
+    pub mode: Mode,
+    /// Lower-case prefix of the envelope's headers.
+    pub prefix: String,
+    /// Whether the envelope is kept from the upstream.
+    pub strip: bool,
+    /// What is guarded; `None` guards everything but `OPTIONS`.
+    pub routes: Option<Vec<Route>>,
+    /// Where the model is read.
+    pub model: ModelSource,
+    /// Tokens held until usage is known.
+    pub default_output_reservation: u64,
+    /// The decision service.
+    pub decision: DecisionTarget,
+    /// A window of contract limits, in seconds.
+    pub window_s: u64,
+    /// The bounds of leases.
+    pub leases: LeaseConfig,
+    /// When an admitted reply carries rate-limit fields.
+    pub limit_headers: LimitHeaders,
+}
+
+impl FilterConfig {
+    /// Parses a configuration. `profile` of the environment stands in for a missing key where a host has one; the
+    /// filter itself passes `None`.
+    ///
+    /// # Errors
+    /// All faults of the text.
+    pub fn parse(text: &[u8]) -> Result<Self, Faults> {
+        let mut faults = Faults::default();
+        let config = root(text, &mut faults).and_then(|node| read(&node, &mut faults));
+        faults.into_result(config)
+    }
+}
+
+fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
+    let mut section = Section::of("", node, faults)?;
+    retired_switch(&mut section, faults);
+    let profile = read_profile(&mut section, faults);
+    let rules = section
+        .required("rules", faults)
+        .and_then(|node| named_or_inline("rules", node, faults));
+    let modes = [("enforce", Mode::Enforce), ("shadow", Mode::Shadow)];
+    let mode = section.word("mode", &modes, faults).unwrap_or(Mode::Enforce);
+    let (prefix, strip) = read_envelope(&mut section, faults);
+    let routes = section.get("routes").and_then(|node| read_routes(node, faults));
+    let model = read_model(&mut section, faults);
+    let default_output_reservation = subsection(&mut section, "tokens", faults, |tokens, faults| {
+        tokens.integer("default_output_reservation", 0..=LARGEST_LIMIT, faults)
+    });
+    let decision = read_decision(&mut section, faults);
+    let window_s = section.integer("window_s", 1..=86_400, faults).unwrap_or(60);
+    let leases = read_leases(&mut section, faults);
+    let limit_headers = subsection(&mut section, "reply", faults, |reply, faults| {
+        reply.word(
+            "limit_headers",
+            &[("denied", LimitHeaders::Denied), ("always", LimitHeaders::Always)],
+            faults,
+        )
+    });
+    section.finish(faults);
+    if let Some(rules) = &rules {
+        check_with_profile(rules, profile, mode, model, faults);
+    }
+    Some(FilterConfig {
+        profile: profile?,
+        rules: rules?,
+        mode,
+        prefix,
+        strip,
+        routes,
+        model,
+        default_output_reservation: default_output_reservation.unwrap_or(1024),
+        decision: decision?,
+        window_s,
+        leases,
+        limit_headers: limit_headers.unwrap_or(LimitHeaders::Denied),
+    })
+}
+
+/// Reads an optional object by `read`, and notes what it did not ask for.
+fn subsection<T>(
+    section: &mut Section<'_>,
+    key: &'static str,
+    faults: &mut Faults,
+    read: impl FnOnce(&mut Section<'_>, &mut Faults) -> Option<T>,
+) -> Option<T> {
+    let node = section.get(key)?;
+    let mut inner = Section::of(&section.path(key), node, faults)?;
+    let value = read(&mut inner, faults);
+    inner.finish(faults);
+    value
+}
+
+pub(super) fn read_profile(section: &mut Section<'_>, faults: &mut Faults) -> Option<Profile> {
+    let profiles = Profile::NAMES.map(|name| (name, Profile::named(name)));
+    match section.get("profile") {
+        None => {
+            let names = super::faults::one_of(&Profile::NAMES);
+            faults.add(
+                "profile",
+                alloc::format!("required, and missing: say {names}; nothing fills it in"),
+            );
+            None
+        }
+        Some(node) => word_of("profile", node, &profiles, faults).flatten(),
+    }
+}
+
+fn read_envelope(section: &mut Section<'_>, faults: &mut Faults) -> (String, bool) {
+    let mut prefix = "x-admission-".to_owned();
+    let mut strip = true;
+    subsection(section, "envelope", faults, |envelope, faults| {
+        if let Some(text) = envelope.text("prefix", faults) {
+            let well_formed = (2..=64).contains(&text.len())
+                && text.ends_with('-')
+                && text
+                    .bytes()
+                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.'));
+            if well_formed {
+                prefix = text.to_owned();
+            } else {
+                let is = shown(&Node::Text(text.into()));
+                faults.add(
+                    "envelope.prefix",
+                    alloc::format!("must be 2 to 64 lower-case header-name characters that end in \"-\", is {is}"),
+                );
+            }
+        }
+        strip = envelope.boolean("strip", faults).unwrap_or(strip);
+        Some(())
+    });
+    (prefix, strip)
+}
+
+fn read_routes(node: &Node, faults: &mut Faults) -> Option<Vec<Route>> {
+    let Node::List(items) = node else {
+        faults.add("routes", alloc::format!("must be an array, is {}", node.kind()));
+        return None;
+    };
+    if items.is_empty() {
+        faults.add(
+            "routes",
+            "an empty list guards nothing: leave the key out to guard everything but OPTIONS",
+        );
+    }
+    Some(
+        items
+            .iter()
+            .enumerate()
+            .filter_map(|(at, item)| read_route(&alloc::format!("routes[{at}]"), item, faults))
+            .collect(),
+    )
+}
+
+fn read_route(path: &str, node: &Node, faults: &mut Faults) -> Option<Route> {
+    let mut section = Section::of(path, node, faults)?;
+    section.required("path_prefix", faults);
+    let path_prefix = section.text("path_prefix", faults).map(ToOwned::to_owned);
+    if let Some(prefix) = path_prefix.as_deref()
+        && (!prefix.starts_with('/') || crate::routes::normalize(prefix).as_deref() != Some(prefix))
+    {
+        faults.add(
+            section.path("path_prefix"),
+            alloc::format!(
+                "must start with \"/\" and be written as it is matched (no query, no percent-escapes, no empty or \
+                     dot segments), is {}",
+                shown(&Node::Text(prefix.into()))
+            ),
+        );
+    }
+    let methods = section
+        .get("methods")
+        .and_then(|node| read_methods(&section.path("methods"), node, faults));
+    section.finish(faults);
+    Some(Route {
+        path_prefix: path_prefix?,
+        methods,
+    })
+}
+
+fn read_methods(path: &str, node: &Node, faults: &mut Faults) -> Option<Vec<String>> {
+    let Node::List(items) = node else {
+        faults.add(path, alloc::format!("must be an array, is {}", node.kind()));
+        return None;
+    };
+    if items.is_empty() {
+        faults.add(
+            path,
+            "an empty list guards nothing: leave the key out to guard every method",
+        );
+    }
+    let mut methods = Vec::new();
+    for (at, item) in items.iter().enumerate() {
+        match item {
+            Node::Text(method) if !method.is_empty() && method.bytes().all(|b| b.is_ascii_uppercase() || b == b'-') => {
+                methods.push(method.clone());
+            }
+            other => {
+                let is = shown(other);
+                faults.add(
+                    alloc::format!("{path}[{at}]"),
+                    alloc::format!("must be an upper-case method name, is {is}"),
+                );
+            }
+        }
+    }
+    Some(methods)
+}
+
+fn read_model(section: &mut Section<'_>, faults: &mut Faults) -> ModelSource {
+    subsection(section, "model", faults, |model, faults| {
+        let words = [
+            ("none", Some(ModelSource::None)),
+            ("header", Some(ModelSource::Header)),
+            ("body", None),
+        ];
+        let from = model.word("from", &words, faults);
+        if from == Some(None) {
+            // Accepting it without reading bodies would leave a model unchecked.
+            faults.add(
+                "model.from",
+                "\"body\" is not supported by this version: use \"header\" or \"none\"",
+            );
+        }
+        model.integer("max_body_bytes", 1..=1_073_741_824, faults);
+        from.flatten()
+    })
+    .unwrap_or(ModelSource::None)
+}
+
+fn read_decision(section: &mut Section<'_>, faults: &mut Faults) -> Option<DecisionTarget> {
+    let node = section.required("decision", faults)?;
+    let mut decision = Section::of("decision", node, faults)?;
+    decision.required("upstream", faults);
+    let upstream = decision.text("upstream", faults);
+    let authority = decision.text("authority", faults).unwrap_or("portcullis");
+    for (key, value) in [("upstream", upstream.unwrap_or("x")), ("authority", authority)] {
+        if value.is_empty() || value.len() > 512 || value.bytes().any(|b| !(0x21..=0x7e).contains(&b)) {
+            let is = shown(&Node::Text(value.into()));
+            faults.add(
+                decision.path(key),
+                alloc::format!("must be 1 to 512 visible ASCII characters without spaces, is {is}"),
+            );
+        }
+    }
+    let timeout_ms = decision.integer("timeout_ms", 40..=60_000, faults).unwrap_or(250);
+    decision.finish(faults);
+    Some(DecisionTarget {
+        upstream: upstream?.to_owned(),
+        authority: authority.to_owned(),
+        timeout_ms,
+    })
+}
+
+fn read_leases(section: &mut Section<'_>, faults: &mut Faults) -> LeaseConfig {
+    let Some(node) = section.get("leases") else {
+        return LeaseConfig {
+            max_requests: 0,
+            max_age_ms: 1000,
+            slots: 8192,
+        };
+    };
+    let mut leases = LeaseConfig {
+        max_requests: 256,
+        max_age_ms: 1000,
+        slots: 8192,
+    };
+    if let Some(mut inner) = Section::of("leases", node, faults) {
+        let mut figure = |key, range, default| match inner.get(key) {
+            Some(node) => integer_of(&inner.path(key), node, range, faults).unwrap_or(default),
+            None => default,
+        };
+        leases.max_requests = figure("max_requests", 0..=1_000_000, leases.max_requests);
+        leases.max_age_ms = figure("max_age_ms", 10..=60_000, leases.max_age_ms);
+        leases.slots = figure("slots", 1..=1_048_576, leases.slots);
+        inner.finish(faults);
+    }
+    leases
+}

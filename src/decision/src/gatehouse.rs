@@ -1,0 +1,240 @@
+//! What one configuration shares among its streams in one VM: breaker, outbox, allowances, slots held, and what is logged
+//! and shown. Streams borrow it for the length of one event.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use hashbrown::HashMap;
+
+use crate::allowance::Allowances;
+use crate::breaker::Breaker;
+use crate::class::FailureClass;
+use crate::config::{FilterConfig, Mode, fingerprint};
+use crate::log_line::{Level, LogLimiter, LogLine};
+use crate::metric::Counter;
+use crate::operation::OperationId;
+use crate::outbox::{Note, Outbox};
+use crate::reply::Reply;
+use crate::rules::Choice;
+use crate::wire::{SETTLE_PATH, SettleAnswer};
+
+/// How long the enforcing gauge stays 0 after something was not enforced, in milliseconds: longer than a scrape interval
+/// of 5 s, so that a scrape cannot miss it.
+const UNENFORCED_SHOWN_MS: u64 = 10_000;
+/// How often a gauge of 0 is written again, in milliseconds: other VMs of the process write to the same gauge.
+const REASSERT_MS: u64 = 1_000;
+/// A settle batch may take this long, in milliseconds. Nobody waits for it.
+const SETTLE_TIMEOUT_MS: u64 = 2_000;
+
+/// A call to the decision service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Callout {
+    /// The path.
+    pub path: &'static str,
+    /// The JSON body.
+    pub body: Vec<u8>,
+    /// The time that the host may take, in milliseconds.
+    pub timeout_ms: u64,
+}
+
+/// What a host has to do. At most one `Dispatch`, `Reply` or `Resume` comes out of one event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Add to a counter; never by 0.
+    Count(Counter, u64),
+    /// Show whether the rules are enforced.
+    Enforcing(bool),
+    /// Show whether the breaker is open.
+    BreakerOpen(bool),
+    /// Record how long a callout took, in milliseconds.
+    CalloutMs(u64),
+    /// Write a line.
+    Log(LogLine),
+    /// Remove a request header, by the name that the host gave.
+    RemoveRequestHeader(String),
+    /// Remove a response header.
+    RemoveResponseHeader(&'static str),
+    /// Add a response header.
+    AddResponseHeader(&'static str, String),
+    /// Call the decision service for this stream, and report a refusal to call at once.
+    Dispatch(Callout),
+    /// End the request with this reply.
+    Reply(Reply),
+    /// Let the paused request go on.
+    Resume,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct HeldSlot {
+    renew_at_ms: u64,
+    ttl_ms: u64,
+}
+
+/// The shared state of one configuration in one VM.
+#[derive(Debug)]
+pub struct Gatehouse {
+    config: FilterConfig,
+    fingerprint: String,
+    pub(crate) breaker: Breaker,
+    outbox: Outbox,
+    allowances: Allowances,
+    logs: LogLimiter,
+    slots: HashMap<OperationId, HeldSlot>,
+    unenforced_until_ms: Option<u64>,
+    reassert_at_ms: u64,
+}
+
+impl Gatehouse {
+    /// The state of a fresh VM. `text` is what the configuration was parsed from.
+    pub fn new(config: FilterConfig, text: &[u8]) -> Self {
+        Self {
+            config,
+            fingerprint: fingerprint(text),
+            breaker: Breaker::default(),
+            outbox: Outbox::default(),
+            allowances: Allowances::default(),
+            logs: LogLimiter::default(),
+            slots: HashMap::new(),
+            unenforced_until_ms: None,
+            reassert_at_ms: 0,
+        }
+    }
+
+    /// The configuration.
+    pub const fn config(&self) -> &FilterConfig {
+        &self.config
+    }
+
+    /// What to do at the start: one line, and the first value of the gauges.
+    pub fn started(&self) -> Vec<Effect> {
+        let (rules, mode, profile) = (
+            &self.config.rules.name,
+            self.config.mode.name(),
+            self.config.profile.name(),
+        );
+        let hash = &self.fingerprint;
+        let message = alloc::format!("rules {rules}, mode {mode}, profile {profile}, configuration {hash}");
+        let mut line = LogLine::new(Level::Info, "configured", message);
+        line.rules = Some(rules.clone());
+        alloc::vec![
+            Effect::Log(line),
+            Effect::Enforcing(self.config.mode == Mode::Enforce),
+            Effect::BreakerOpen(false),
+        ]
+    }
+
+    /// Writes a line, or holds it back.
+    pub(crate) fn log(&mut self, line: LogLine, now_ms: u64, effects: &mut Vec<Effect>) {
+        effects.extend(self.logs.admit(line, now_ms).map(Effect::Log));
+    }
+
+    /// Whether a class may be opened once more; counts it.
+    pub(crate) fn allow(&mut self, class: FailureClass, choice: Choice, now_ms: u64) -> bool {
+        self.allowances.admit(class, choice, now_ms)
+    }
+
+    /// Notes that something was not enforced just now.
+    pub(crate) fn unenforced(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
+        self.unenforced_until_ms = Some(now_ms.saturating_add(UNENFORCED_SHOWN_MS));
+        if now_ms >= self.reassert_at_ms {
+            self.reassert_at_ms = now_ms.saturating_add(REASSERT_MS);
+            effects.push(Effect::Enforcing(false));
+        }
+    }
+
+    /// What has to be told about an operation.
+    pub(crate) fn tell(&mut self, note: Note, now_ms: u64) {
+        self.outbox.add(note, now_ms);
+    }
+
+    /// A stream holds a slot that lapses after `ttl_ms` without renewal.
+    pub(crate) fn hold_slot(&mut self, op: OperationId, ttl_ms: u64, now_ms: u64) {
+        let renew_at_ms = now_ms.saturating_add(ttl_ms.checked_div(3).unwrap_or(ttl_ms));
+        self.slots.insert(op, HeldSlot { renew_at_ms, ttl_ms });
+    }
+
+    /// A stream that held a slot has ended.
+    pub(crate) fn release_slot(&mut self, op: OperationId, now_ms: u64) {
+        // Told even if the slot is not held any more: a renewal may have found it lapsed by mistake of a slow clock.
+        self.slots.remove(&op);
+        self.outbox.add(Note::Release(op), now_ms);
+    }
+
+    /// What time alone brings about. Called from every tick, and from every request where the host does not tick.
+    pub fn passed(&mut self, now_ms: u64) -> Vec<Effect> {
+        let mut effects: Vec<Effect> = self.logs.due(now_ms).into_iter().map(Effect::Log).collect();
+        if let Some(until_ms) = self.unenforced_until_ms {
+            if now_ms >= until_ms {
+                self.unenforced_until_ms = None;
+                if self.config.mode == Mode::Enforce {
+                    effects.push(Effect::Enforcing(true));
+                }
+            } else if now_ms >= self.reassert_at_ms {
+                self.reassert_at_ms = now_ms.saturating_add(REASSERT_MS);
+                effects.push(Effect::Enforcing(false));
+            }
+        }
+        for (op, slot) in self.slots.iter_mut().filter(|(_, slot)| now_ms >= slot.renew_at_ms) {
+            slot.renew_at_ms = now_ms.saturating_add(slot.ttl_ms.checked_div(3).unwrap_or(slot.ttl_ms));
+            self.outbox.add(Note::Renew(*op), now_ms);
+        }
+        let dropped = self.outbox.take_dropped();
+        if dropped > 0 {
+            effects.push(Effect::Count(Counter::OutboxDropped, dropped));
+        }
+        effects
+    }
+
+    /// The next batch for the service, if one may be sent now; its answer goes to [`Self::settled`].
+    pub fn settle_callout(&mut self, now_ms: u64) -> Option<Callout> {
+        let batch = self.outbox.next_batch(self.config.profile, now_ms)?;
+        match serde_json::to_vec(&batch) {
+            Ok(body) => Some(Callout {
+                path: SETTLE_PATH,
+                body,
+                timeout_ms: SETTLE_TIMEOUT_MS,
+            }),
+            Err(_) => {
+                self.outbox.failed(now_ms);
+                None
+            }
+        }
+    }
+
+    /// The answer to a batch: its status, if there was an answer at all, and its body.
+    pub fn settled(&mut self, status: Option<u16>, body: &[u8], now_ms: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if status != Some(200) {
+            self.outbox.failed(now_ms);
+            return effects;
+        }
+        self.outbox.delivered();
+        let lost = serde_json::from_slice::<SettleAnswer>(body).unwrap_or_default().lost;
+        let mut count = 0_u64;
+        for op in &lost {
+            // Only a stream that still runs has lost anything.
+            count = count.saturating_add(u64::from(self.slots.remove(op).is_some()));
+        }
+        if count > 0 {
+            effects.push(Effect::Count(Counter::SlotLost, count));
+            let mut line = LogLine::new(
+                Level::Warn,
+                "slot_lost",
+                "a stream goes on without the slot that lapsed under it",
+            );
+            line.count = count;
+            self.log(line, now_ms, &mut effects);
+        }
+        effects
+    }
+
+    /// Whether everything has been told.
+    pub fn is_settled(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
+    /// Lines that were held back, for the end of the VM.
+    pub fn last_lines(&mut self) -> Vec<Effect> {
+        self.logs.drain().into_iter().map(Effect::Log).collect()
+    }
+}

@@ -1,0 +1,152 @@
+//! The outbox of a VM: what streams leave behind (cancels, releases, renewals), sent in batches to `/v1/settle`.
+//!
+//! Bounded in number and age. A batch that was not answered goes back to the front and is sent again: every entry is
+//! idempotent by its operation id. What does not fit is counted; it lapses in the store by its time to live.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use crate::config::Profile;
+use crate::operation::OperationId;
+use crate::wire::SettleRequest;
+
+/// Entries that wait at most.
+const CAPACITY: usize = 8_192;
+/// Entries of one batch at most: 256 ids are about 9 KiB of JSON.
+const BATCH: usize = 256;
+/// How long an entry is worth sending, in milliseconds: by then slots and windows have lapsed.
+const MAX_AGE_MS: u64 = 120_000;
+/// Pause after a batch that failed, in milliseconds.
+const RETRY_MS: u64 = 500;
+
+/// What is to be told about one operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Note {
+    /// Nobody waits for its decision any more.
+    Cancel(OperationId),
+    /// Its stream has ended.
+    Release(OperationId),
+    /// Its stream goes on.
+    Renew(OperationId),
+}
+
+/// Notes that wait, and the batch that is under way.
+#[derive(Debug, Clone, Default)]
+pub struct Outbox {
+    waiting: VecDeque<(Note, u64)>,
+    under_way: Vec<(Note, u64)>,
+    not_before_ms: u64,
+    dropped: u64,
+}
+
+impl Outbox {
+    /// Adds a note at `now_ms`.
+    pub fn add(&mut self, note: Note, now_ms: u64) {
+        if self.waiting.len() >= CAPACITY {
+            self.dropped = self.dropped.saturating_add(1);
+        } else {
+            self.waiting.push_back((note, now_ms));
+        }
+    }
+
+    /// The next batch, if one may be sent now. One batch is under way at a time.
+    pub fn next_batch(&mut self, profile: Profile, now_ms: u64) -> Option<SettleRequest> {
+        if self.waiting.is_empty() || !self.under_way.is_empty() || now_ms < self.not_before_ms {
+            return None;
+        }
+        while self
+            .waiting
+            .front()
+            .is_some_and(|(_, since)| now_ms.saturating_sub(*since) > MAX_AGE_MS)
+        {
+            self.waiting.pop_front();
+            self.dropped = self.dropped.saturating_add(1);
+        }
+        let take = self.waiting.len().min(BATCH);
+        self.under_way = self.waiting.drain(..take).collect();
+        if self.under_way.is_empty() {
+            return None;
+        }
+        let mut request = SettleRequest {
+            profile,
+            releases: Vec::new(),
+            renewals: Vec::new(),
+            cancels: Vec::new(),
+        };
+        for (note, _) in &self.under_way {
+            match note {
+                Note::Cancel(op) => request.cancels.push(*op),
+                Note::Release(op) => request.releases.push(*op),
+                Note::Renew(op) => request.renewals.push(*op),
+            }
+        }
+        Some(request)
+    }
+
+    /// The batch under way was answered with 200.
+    pub fn delivered(&mut self) {
+        self.under_way.clear();
+    }
+
+    /// The batch under way was not answered: it goes back to the front, and waits a little.
+    pub fn failed(&mut self, now_ms: u64) {
+        self.not_before_ms = now_ms.saturating_add(RETRY_MS);
+        for entry in self.under_way.drain(..).rev() {
+            self.waiting.push_front(entry);
+        }
+    }
+
+    /// Whether nothing waits and nothing is under way.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.under_way.is_empty()
+    }
+
+    /// How many notes were dropped since the last call.
+    pub fn take_dropped(&mut self) -> u64 {
+        core::mem::take(&mut self.dropped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn op(n: u8) -> OperationId {
+        OperationId::from_random([n; 16])
+    }
+
+    #[test]
+    fn a_batch_that_failed_is_sent_again_in_order() {
+        let mut outbox = Outbox::default();
+        outbox.add(Note::Cancel(op(1)), 0);
+        outbox.add(Note::Release(op(2)), 0);
+        let batch = outbox.next_batch(Profile::Production, 0).unwrap();
+        assert_eq!(
+            (batch.cancels.as_slice(), batch.releases.as_slice()),
+            (&[op(1)][..], &[op(2)][..])
+        );
+        outbox.add(Note::Renew(op(3)), 1);
+        assert_eq!(outbox.next_batch(Profile::Production, 1), None);
+        outbox.failed(1);
+        assert_eq!(outbox.next_batch(Profile::Production, 500), None);
+        let again = outbox.next_batch(Profile::Production, 501).unwrap();
+        assert_eq!(
+            (again.cancels.len(), again.releases.len(), again.renewals.len()),
+            (1, 1, 1)
+        );
+        outbox.delivered();
+        assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn it_is_bounded_in_number_and_age_and_counts_what_it_drops() {
+        let mut outbox = Outbox::default();
+        for _ in 0..CAPACITY + 5 {
+            outbox.add(Note::Cancel(op(1)), 0);
+        }
+        assert_eq!(outbox.take_dropped(), 5);
+        assert_eq!(outbox.next_batch(Profile::Production, MAX_AGE_MS + 1), None);
+        assert_eq!(outbox.take_dropped(), CAPACITY as u64);
+        assert!(outbox.is_empty());
+    }
+}

@@ -1,0 +1,306 @@
+//! Rules: which gates run, in which order, and what happens when each cannot answer.
+//!
+//! There are no defaults for that choice, and none of the known denials has one: the types below have no place for it.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use crate::class::{Dependency, FailureClass};
+
+/// One check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gate {
+    /// The org is active, suspended or read-only.
+    OrgStatus,
+    /// The model is on the org's allow-list, and a provider serves it.
+    ModelPolicy,
+    /// The plan's slots.
+    Concurrency,
+    /// Launches per minute, in the memory of the service process.
+    LaunchRate,
+    /// The operator's tiers.
+    Capacity,
+    /// The limits stamped on the envelope.
+    Contract,
+    /// Runs in this month.
+    MonthlyQuota,
+    /// Cost in this month.
+    CostCap,
+    /// The record of what ran.
+    Metering,
+}
+
+impl Gate {
+    /// All gates.
+    pub const ALL: [Self; 9] = [
+        Self::OrgStatus,
+        Self::ModelPolicy,
+        Self::Concurrency,
+        Self::LaunchRate,
+        Self::Capacity,
+        Self::Contract,
+        Self::MonthlyQuota,
+        Self::CostCap,
+        Self::Metering,
+    ];
+
+    /// The name in rule files, logs and on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OrgStatus => "org_status",
+            Self::ModelPolicy => "model_policy",
+            Self::Concurrency => "concurrency",
+            Self::LaunchRate => "launch_rate",
+            Self::Capacity => "capacity",
+            Self::Contract => "contract",
+            Self::MonthlyQuota => "monthly_quota",
+            Self::CostCap => "cost_cap",
+            Self::Metering => "metering",
+        }
+    }
+
+    /// The gate of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|gate| gate.name() == name)
+    }
+
+    /// What the gate needs to answer; `None` for `launch_rate`, which lives in the service's own memory.
+    pub const fn dependency(self) -> Option<Dependency> {
+        match self {
+            Self::OrgStatus | Self::ModelPolicy => Some(Dependency::Policy),
+            Self::Concurrency | Self::Capacity | Self::Contract => Some(Dependency::Limiter),
+            Self::MonthlyQuota | Self::CostCap | Self::Metering => Some(Dependency::Metering),
+            Self::LaunchRate => None,
+        }
+    }
+
+    /// Whether passing the gate takes something that a later denial has to give back.
+    pub const fn charges(self) -> bool {
+        !matches!(self, Self::OrgStatus | Self::ModelPolicy)
+    }
+}
+
+/// What happens when a dependency, or the envelope, is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Choice {
+    /// Fail closed.
+    Reject,
+    /// Fail open; logged and counted.
+    Admit,
+    /// Fail open within an emergency allowance per class, then closed.
+    AdmitAtMost {
+        /// Requests that may pass in a minute.
+        max_per_minute: u64,
+    },
+}
+
+impl Serialize for Choice {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeMap;
+        match self {
+            Self::Reject => serializer.serialize_str("reject"),
+            Self::Admit => serializer.serialize_str("admit"),
+            Self::AdmitAtMost { max_per_minute } => {
+                let mut map = serializer.serialize_map(Some(1))?;
+                map.serialize_entry(
+                    "admit",
+                    &Bound {
+                        max_per_minute: *max_per_minute,
+                    },
+                )?;
+                map.end()
+            }
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Bound {
+    max_per_minute: u64,
+}
+
+impl<'de> Deserialize<'de> for Choice {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        enum Word {
+            Reject,
+            Admit,
+        }
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            Word(Word),
+            Bounded { admit: Bound },
+        }
+        Ok(match Form::deserialize(deserializer)? {
+            Form::Word(Word::Reject) => Self::Reject,
+            Form::Word(Word::Admit) => Self::Admit,
+            Form::Bounded { admit } => Self::AdmitAtMost {
+                max_per_minute: admit.max_per_minute,
+            },
+        })
+    }
+}
+
+/// Where the limits of the `contract` gate come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitSource {
+    /// The envelope alone.
+    #[default]
+    Envelope,
+    /// The envelope; a scope without a stamped limit takes its org's plan.
+    EnvelopeOrPlan,
+}
+
+/// A gate with what a rule file says about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "gate", rename_all = "snake_case", deny_unknown_fields)]
+pub enum GateRule {
+    /// See [`Gate::OrgStatus`].
+    OrgStatus {
+        /// When the policy store cannot answer.
+        when_unavailable: Choice,
+    },
+    /// See [`Gate::ModelPolicy`].
+    ModelPolicy {
+        /// When the policy store cannot answer.
+        when_unavailable: Choice,
+    },
+    /// See [`Gate::Concurrency`].
+    Concurrency {
+        /// When the limiter, or the plan, cannot be read.
+        when_unavailable: Choice,
+    },
+    /// See [`Gate::LaunchRate`].
+    LaunchRate {
+        /// Launches per minute, org and service process.
+        per_minute: u64,
+        /// Launches that may come at once.
+        burst: u64,
+    },
+    /// See [`Gate::Capacity`].
+    Capacity {
+        /// When the limiter cannot answer.
+        when_unavailable: Choice,
+    },
+    /// See [`Gate::Contract`].
+    Contract {
+        /// When the limiter, or a plan that is needed, cannot be read.
+        when_unavailable: Choice,
+        /// Where the limits come from.
+        #[serde(default)]
+        limits: LimitSource,
+    },
+    /// See [`Gate::MonthlyQuota`].
+    MonthlyQuota {
+        /// When the metering store, or the plan, cannot be read.
+        when_unavailable: Choice,
+    },
+    /// See [`Gate::CostCap`].
+    CostCap {
+        /// When the metering store, or the plan, cannot be read.
+        when_unavailable: Choice,
+    },
+    /// See [`Gate::Metering`].
+    Metering {
+        /// When the metering store cannot answer.
+        when_unavailable: Choice,
+    },
+}
+
+impl GateRule {
+    /// Which gate.
+    pub const fn gate(&self) -> Gate {
+        match self {
+            Self::OrgStatus { .. } => Gate::OrgStatus,
+            Self::ModelPolicy { .. } => Gate::ModelPolicy,
+            Self::Concurrency { .. } => Gate::Concurrency,
+            Self::LaunchRate { .. } => Gate::LaunchRate,
+            Self::Capacity { .. } => Gate::Capacity,
+            Self::Contract { .. } => Gate::Contract,
+            Self::MonthlyQuota { .. } => Gate::MonthlyQuota,
+            Self::CostCap { .. } => Gate::CostCap,
+            Self::Metering { .. } => Gate::Metering,
+        }
+    }
+
+    /// What happens when it cannot answer; `None` for a gate without a dependency.
+    pub const fn when_unavailable(&self) -> Option<Choice> {
+        match *self {
+            Self::LaunchRate { .. } => None,
+            Self::OrgStatus { when_unavailable }
+            | Self::ModelPolicy { when_unavailable }
+            | Self::Concurrency { when_unavailable }
+            | Self::Capacity { when_unavailable }
+            | Self::Contract { when_unavailable, .. }
+            | Self::MonthlyQuota { when_unavailable }
+            | Self::CostCap { when_unavailable }
+            | Self::Metering { when_unavailable } => Some(when_unavailable),
+        }
+    }
+
+    /// Whether the gate reads the org's plan.
+    pub const fn reads_plan(&self) -> bool {
+        matches!(
+            self,
+            Self::Concurrency { .. }
+                | Self::MonthlyQuota { .. }
+                | Self::CostCap { .. }
+                | Self::Contract {
+                    limits: LimitSource::EnvelopeOrPlan,
+                    ..
+                }
+        )
+    }
+
+    /// Whether the gate cannot be asked without the org's id.
+    pub const fn needs_org(&self) -> bool {
+        self.reads_plan()
+            || matches!(
+                self,
+                Self::OrgStatus { .. } | Self::ModelPolicy { .. } | Self::LaunchRate { .. }
+            )
+    }
+}
+
+/// A whole rule file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rules {
+    /// Its name, part of a gauge's name.
+    pub name: String,
+    /// What happens without an envelope.
+    pub when_missing: Choice,
+    /// The gates, in order.
+    pub gates: Vec<GateRule>,
+    /// What happens when the decision service gives no sensible answer.
+    pub decision: Choice,
+}
+
+impl Rules {
+    /// The rule of a gate, if it is listed.
+    pub fn gate(&self, gate: Gate) -> Option<&GateRule> {
+        self.gates.iter().find(|rule| rule.gate() == gate)
+    }
+
+    /// What the rules say about a class that may be opened; known denials are always rejected.
+    pub fn choice(&self, class: FailureClass) -> Choice {
+        match class {
+            FailureClass::EnvelopeMissing => self.when_missing,
+            FailureClass::DecisionUnavailable => self.decision,
+            _ => Choice::Reject,
+        }
+    }
+
+    /// The word for "what ran unmetered or unchecked" in a fail-open log line (DESIGN, observability).
+    pub fn meters(&self) -> bool {
+        self.gates
+            .iter()
+            .any(|rule| rule.gate().dependency() == Some(Dependency::Metering))
+    }
+}

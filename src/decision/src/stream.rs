@@ -1,0 +1,574 @@
+//! The life of one request in the filter, as a state machine: events in, effects out.
+//!
+//! ```text
+//! New ──headers──▶ Deciding ──answer, failure or deadline──▶ Passed | Refused
+//!  └──not guarded, no decision needed, or known at once────▶ Passed | Refused
+//! ```
+//!
+//! Every path out of `Deciding` gives exactly one reply or one resume, and no state leads back. What was asked and not
+//! decided is cancelled by operation id. The host's names do not appear here.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use crate::breaker::Permission;
+use crate::charge::is_unchecked;
+use crate::class::{Code, Dependency, FailureClass};
+use crate::config::{LimitHeaders, Mode, ModelSource};
+use crate::envelope::{self, Envelope, Reading};
+use crate::evaluation::{known_denial, needs_decision};
+use crate::gatehouse::{Callout, Effect, Gatehouse};
+use crate::log_line::{Level, LogLine};
+use crate::metric::Counter;
+use crate::operation::OperationId;
+use crate::outbox::Note;
+use crate::reply::{CLASS_HEADER, Refusal, limit_headers};
+use crate::rules::{Choice, Gate};
+use crate::verdict::{Admission, Denial, LimitState, Unavailability, Verdict};
+use crate::wire::{DECIDE_PATH, DecideAnswer, DecideRequest, LARGEST_ANSWER};
+
+/// What the service keeps of a callout's time for the way there and back, in milliseconds.
+const TRANSPORT_MS: u64 = 30;
+/// Less than this is not worth a second try, in milliseconds.
+const LEAST_RETRY_MS: u64 = 40;
+/// How long after the deadline the guest stops waiting for the host's own timer, in milliseconds.
+const DEADLINE_SLACK_MS: u64 = 20;
+/// Longest `x-request-id` that is repeated, in bytes.
+const LONGEST_REQUEST_ID: usize = 256;
+
+/// One header as the host gave it.
+pub type Header = (Vec<u8>, Vec<u8>);
+
+/// What a callout came to.
+#[derive(Debug, Clone, Copy)]
+pub struct CalloutAnswer<'a> {
+    /// `:status`, or `None` if there were no headers.
+    pub status: Option<u16>,
+    /// The body, or `None` if it could not be read.
+    pub body: Option<&'a [u8]>,
+}
+
+/// What replies and lines say about a request.
+#[derive(Debug, Clone, Default)]
+struct Caller {
+    is_grpc: bool,
+    org: Option<String>,
+    request_id: Option<String>,
+}
+
+#[derive(Debug)]
+struct Deciding {
+    request: DecideRequest,
+    deadline_ms: u64,
+    dispatched_ms: u64,
+    /// A call has left, so the service may have charged.
+    has_left: bool,
+    retried: bool,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    New,
+    Deciding(alloc::boxed::Box<Deciding>),
+    Passed {
+        slot: Option<OperationId>,
+    },
+    Refused,
+    Ended,
+}
+
+/// One request.
+#[derive(Debug, Default)]
+pub struct Stream {
+    state: State,
+    caller: Caller,
+    tightest: Option<LimitState>,
+    is_paused: bool,
+}
+
+impl Stream {
+    /// Whether the request is to be held: a callout is out, or it has been refused.
+    pub const fn is_held(&self) -> bool {
+        matches!(self.state, State::Deciding(_) | State::Refused)
+    }
+
+    /// When the guest stops waiting, if it waits.
+    pub const fn deadline_ms(&self) -> Option<u64> {
+        match &self.state {
+            State::Deciding(deciding) => Some(deciding.deadline_ms.saturating_add(DEADLINE_SLACK_MS)),
+            _ => None,
+        }
+    }
+
+    /// The request's headers are here. `headers` is `None` if the host could not give them; `random` gives 128 random
+    /// bits, or `None` if the host has none.
+    pub fn on_request_headers(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        headers: Option<&[Header]>,
+        now_ms: u64,
+        random: &mut dyn FnMut() -> Option<[u8; 16]>,
+    ) -> Vec<Effect> {
+        let mut effects = gatehouse.passed(now_ms);
+        if !matches!(self.state, State::New) {
+            return effects;
+        }
+        let Some(headers) = headers else {
+            self.unavailable(gatehouse, None, now_ms, &mut effects);
+            return effects;
+        };
+        let config = gatehouse.config();
+        if config.strip {
+            strip(headers, &config.prefix, &mut effects);
+        }
+        let single = |name: &str| {
+            headers
+                .iter()
+                .find(|(n, _)| n.eq_ignore_ascii_case(name.as_bytes()))
+                .map(|(_, value)| value.as_slice())
+        };
+        let (method, path) = (
+            single(":method").unwrap_or_default(),
+            single(":path").unwrap_or_default(),
+        );
+        if !crate::routes::is_guarded(config.routes.as_deref(), method, path) {
+            self.state = State::Passed { slot: None };
+            return effects;
+        }
+        if config.mode == Mode::Shadow {
+            effects.push(Effect::Count(Counter::ShadowRequests, 1));
+        }
+        self.caller.is_grpc = single("content-type").is_some_and(|value| value.starts_with(b"application/grpc"));
+        self.caller.request_id = single("x-request-id").and_then(request_id);
+        let needs_org = config.rules.gates.iter().any(crate::rules::GateRule::needs_org);
+        let fields = headers.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
+        match envelope::read(fields, &config.prefix, needs_org) {
+            Reading::Missing => self.missing(gatehouse, now_ms, &mut effects),
+            Reading::Malformed(why) => self.ill_formed(gatehouse, Code::EnvelopeMalformed, why, now_ms, &mut effects),
+            Reading::Partial(why) => self.ill_formed(gatehouse, Code::EnvelopePartial, why, now_ms, &mut effects),
+            Reading::Present(envelope) => self.decide(gatehouse, *envelope, now_ms, random, &mut effects),
+        }
+        effects
+    }
+
+    fn missing(&mut self, gatehouse: &mut Gatehouse, now_ms: u64, effects: &mut Vec<Effect>) {
+        let class = FailureClass::EnvelopeMissing;
+        let choice = gatehouse.config().rules.when_missing;
+        if !gatehouse.allow(class, choice, now_ms) {
+            let refusal = Refusal::Denied(Denial::plain(Code::EnvelopeMissing, None));
+            return self.refuse(gatehouse, &refusal, None, now_ms, effects);
+        }
+        effects.push(Effect::Count(Counter::Bypassed(class), 1));
+        let mut line = self.line(Level::Info, "admitted_without_envelope", "no envelope: no gate was run");
+        line.class = Some(class);
+        line.action = Some("admit");
+        gatehouse.log(line, now_ms, effects);
+        self.pass(None, effects);
+    }
+
+    fn ill_formed(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        code: Code,
+        why: String,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let refusal = Refusal::Denied(Denial::plain(code, None));
+        self.refuse(gatehouse, &refusal, Some(why), now_ms, effects);
+    }
+
+    fn decide(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        envelope: Envelope,
+        now_ms: u64,
+        random: &mut dyn FnMut() -> Option<[u8; 16]>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Envelope {
+            mut subject,
+            limits,
+            unknown_header,
+        } = envelope;
+        self.caller.org.clone_from(&subject.org);
+        if let Some(name) = unknown_header {
+            let message = alloc::format!(
+                "{}{name} is not a header of the envelope: ignored",
+                gatehouse.config().prefix
+            );
+            let line = LogLine::new(Level::Warn, "unknown_envelope_header", message);
+            gatehouse.log(line, now_ms, effects);
+        }
+        let config = gatehouse.config();
+        if config.model == ModelSource::None {
+            // Without a source the model binds no tier; the envelope's own is not trusted to be the request's.
+            subject.model = None;
+        }
+        let contract_is_listed = config.rules.gate(Gate::Contract).is_some();
+        if is_unchecked(&limits, contract_is_listed) {
+            let mut line = self.line(
+                Level::Warn,
+                "unchecked_limit",
+                "the envelope stamps a limit that no listed gate checks",
+            );
+            line.rules = Some(config.rules.name.clone());
+            gatehouse.log(line, now_ms, effects);
+            gatehouse.unenforced(now_ms, effects);
+        }
+        let config = gatehouse.config();
+        let op = random().map(OperationId::from_random);
+        let request = DecideRequest {
+            op: op.unwrap_or(OperationId::from_random([0; 16])),
+            profile: config.profile,
+            rules: config.rules.name.clone(),
+            mode: config.mode,
+            gates: config.rules.gates.clone(),
+            budget_ms: config.decision.timeout_ms.saturating_sub(TRANSPORT_MS).max(1),
+            window_s: config.window_s,
+            subject,
+            limits,
+            tokens: config.default_output_reservation,
+            request_id: self.caller.request_id.clone(),
+        };
+        if !needs_decision(&request) {
+            return self.pass(None, effects);
+        }
+        if op.is_none() {
+            return self.unavailable(gatehouse, Some(&request), now_ms, effects);
+        }
+        match gatehouse.breaker.ask(now_ms) {
+            Permission::Refused => self.unavailable(gatehouse, Some(&request), now_ms, effects),
+            Permission::Call | Permission::Probe => {
+                let deadline_ms = now_ms.saturating_add(gatehouse.config().decision.timeout_ms);
+                let deciding = Deciding {
+                    request,
+                    deadline_ms,
+                    dispatched_ms: now_ms,
+                    has_left: false,
+                    retried: false,
+                };
+                self.is_paused = true;
+                self.dispatch(deciding, now_ms, effects);
+            }
+        }
+    }
+
+    fn dispatch(&mut self, mut deciding: Deciding, now_ms: u64, effects: &mut Vec<Effect>) {
+        let left_ms = deciding.deadline_ms.saturating_sub(now_ms).max(1);
+        deciding.request.budget_ms = left_ms.saturating_sub(TRANSPORT_MS).max(1);
+        deciding.dispatched_ms = now_ms;
+        let body = serde_json::to_vec(&deciding.request).unwrap_or_default();
+        effects.push(Effect::Dispatch(Callout {
+            path: DECIDE_PATH,
+            body,
+            timeout_ms: left_ms,
+        }));
+        self.state = State::Deciding(alloc::boxed::Box::new(deciding));
+    }
+
+    /// The host accepted the callout of [`Effect::Dispatch`].
+    pub fn on_dispatched(&mut self) -> Vec<Effect> {
+        if let State::Deciding(deciding) = &mut self.state {
+            deciding.has_left = true;
+        }
+        alloc::vec![Effect::Count(Counter::Callouts, 1)]
+    }
+
+    /// The host refused the callout of [`Effect::Dispatch`]. That is an answer, not an exception.
+    pub fn on_dispatch_refused(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if let State::Deciding(deciding) = core::mem::take(&mut self.state) {
+            self.undecided(gatehouse, &deciding, now_ms, &mut effects);
+        }
+        effects
+    }
+
+    /// A callout of this stream has ended.
+    pub fn on_callout_answer(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        answer: CalloutAnswer<'_>,
+        now_ms: u64,
+    ) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        let State::Deciding(_) = &self.state else {
+            return effects;
+        };
+        let State::Deciding(mut deciding) = core::mem::take(&mut self.state) else {
+            return effects;
+        };
+        effects.push(Effect::CalloutMs(now_ms.saturating_sub(deciding.dispatched_ms)));
+        if let Some(verdict) = sensible_verdict(answer, &deciding.request) {
+            if gatehouse.breaker.succeeded() {
+                effects.push(Effect::BreakerOpen(false));
+            }
+            self.carry_out(gatehouse, &deciding.request, verdict, now_ms, &mut effects);
+            return effects;
+        }
+        // No connection, or one that was closed under the call (a restart, an idle keep-alive): once more, as the same
+        // operation, so that a decision that was made and lost is not made twice.
+        let connection_failed = matches!(answer.status, None | Some(503));
+        let left_ms = deciding.deadline_ms.saturating_sub(now_ms);
+        if connection_failed && !deciding.retried && left_ms >= LEAST_RETRY_MS {
+            deciding.retried = true;
+            self.dispatch(*deciding, now_ms, &mut effects);
+        } else {
+            self.undecided(gatehouse, &deciding, now_ms, &mut effects);
+        }
+        effects
+    }
+
+    /// The guest's own clock: ends the wait if it is over. Nothing happens before.
+    pub fn on_clock(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if self.deadline_ms().is_some_and(|deadline_ms| now_ms >= deadline_ms)
+            && let State::Deciding(deciding) = core::mem::take(&mut self.state)
+        {
+            self.undecided(gatehouse, &deciding, now_ms, &mut effects);
+        }
+        effects
+    }
+
+    /// The request's body or trailers come and no headers were ever seen: a fresh context in the middle of a stream.
+    pub fn on_unannounced_body(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if matches!(self.state, State::New) {
+            self.unavailable(gatehouse, None, now_ms, &mut effects);
+        }
+        effects
+    }
+
+    /// Response headers pass: the upstream's, or those of our own reply.
+    pub fn on_response_headers(&mut self, limit_headers_wanted: LimitHeaders) -> Vec<Effect> {
+        if matches!(self.state, State::Refused) {
+            return Vec::new();
+        }
+        let mut effects = alloc::vec![Effect::RemoveResponseHeader(CLASS_HEADER)];
+        if limit_headers_wanted == LimitHeaders::Always
+            && let Some(tightest) = &self.tightest
+        {
+            let headers = limit_headers(tightest);
+            effects.extend(
+                headers
+                    .into_iter()
+                    .map(|(name, value)| Effect::AddResponseHeader(name, value)),
+            );
+        }
+        effects
+    }
+
+    /// The stream is over, whatever the reason.
+    pub fn on_end(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) {
+        match core::mem::replace(&mut self.state, State::Ended) {
+            State::Deciding(deciding) if deciding.has_left => {
+                gatehouse.tell(Note::Cancel(deciding.request.op), now_ms);
+            }
+            State::Passed { slot: Some(op) } => gatehouse.release_slot(op, now_ms),
+            _ => {}
+        }
+    }
+
+    fn undecided(&mut self, gatehouse: &mut Gatehouse, deciding: &Deciding, now_ms: u64, effects: &mut Vec<Effect>) {
+        if deciding.has_left {
+            gatehouse.tell(Note::Cancel(deciding.request.op), now_ms);
+        }
+        if gatehouse.breaker.failed(now_ms) {
+            effects.push(Effect::BreakerOpen(true));
+            let line = LogLine::new(
+                Level::Error,
+                "breaker_open",
+                "the decision service does not answer: probing it once a second",
+            );
+            gatehouse.log(line, now_ms, effects);
+        }
+        self.unavailable(gatehouse, Some(&deciding.request), now_ms, effects);
+    }
+
+    /// No decision: what the rules say about `decision`, after what is known without it.
+    fn unavailable(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        request: Option<&DecideRequest>,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(denial) = request.and_then(known_denial) {
+            return self.refuse(gatehouse, &Refusal::Denied(denial), None, now_ms, effects);
+        }
+        let class = FailureClass::DecisionUnavailable;
+        let choice = gatehouse.config().rules.decision;
+        if !gatehouse.allow(class, choice, now_ms) {
+            let unavailable = Unavailability {
+                dependency: Dependency::Decision,
+                gate: None,
+            };
+            return self.refuse(gatehouse, &Refusal::Unavailable(unavailable), None, now_ms, effects);
+        }
+        effects.push(Effect::Count(Counter::Bypassed(class), 1));
+        let mut line = self.line(Level::Warn, "bypassed", "fail-open, launch unmetered");
+        line.class = Some(class);
+        line.action = Some("admit");
+        gatehouse.log(line, now_ms, effects);
+        gatehouse.unenforced(now_ms, effects);
+        self.pass(None, effects);
+    }
+
+    fn carry_out(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        request: &DecideRequest,
+        verdict: Verdict,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        match verdict {
+            Verdict::Deny(denial) => self.refuse(gatehouse, &Refusal::Denied(denial), None, now_ms, effects),
+            Verdict::Unavailable(unavailable) => {
+                self.refuse(gatehouse, &Refusal::Unavailable(unavailable), None, now_ms, effects);
+            }
+            Verdict::Admit(admission) => {
+                self.tell_bypasses(gatehouse, &admission, now_ms, effects);
+                self.tightest = admission.tightest;
+                if let Some(ttl_ms) = admission.slot_ttl_ms {
+                    gatehouse.hold_slot(request.op, ttl_ms, now_ms);
+                }
+                self.pass(admission.slot_ttl_ms.map(|_| request.op), effects);
+            }
+        }
+    }
+
+    fn tell_bypasses(&self, gatehouse: &mut Gatehouse, admission: &Admission, now_ms: u64, effects: &mut Vec<Effect>) {
+        let mut counted: Vec<FailureClass> = Vec::new();
+        for bypass in &admission.bypassed {
+            let mut line = self.line(Level::Warn, "bypassed", bypass_message(bypass.gate));
+            line.class = Some(bypass.class);
+            line.gate = Some(bypass.gate.name().to_string());
+            line.action = Some("admit");
+            gatehouse.log(line, now_ms, effects);
+            if !counted.contains(&bypass.class) {
+                counted.push(bypass.class);
+                effects.push(Effect::Count(Counter::Bypassed(bypass.class), 1));
+            }
+        }
+        if admission.unenforced {
+            let message = "contract limits are not enforced: the decision service has no limiter";
+            let mut line = self.line(Level::Error, "unenforced", message);
+            line.action = Some("admit");
+            gatehouse.log(line, now_ms, effects);
+        }
+        if admission.unenforced || !admission.bypassed.is_empty() {
+            gatehouse.unenforced(now_ms, effects);
+        }
+    }
+
+    fn pass(&mut self, slot: Option<OperationId>, effects: &mut Vec<Effect>) {
+        effects.push(Effect::Count(Counter::Admitted, 1));
+        self.go_on(slot, effects);
+    }
+
+    fn go_on(&mut self, slot: Option<OperationId>, effects: &mut Vec<Effect>) {
+        self.state = State::Passed { slot };
+        if core::mem::take(&mut self.is_paused) {
+            effects.push(Effect::Resume);
+        }
+    }
+
+    fn refuse(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        refusal: &Refusal,
+        why: Option<String>,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (class, code) = (refusal.class(), refusal.code());
+        let enforced = gatehouse.config().mode == Mode::Enforce;
+        let level = if class.can_be_opened() || why.is_some() {
+            Level::Warn
+        } else {
+            Level::Info
+        };
+        let message = why.unwrap_or_else(|| code.message().to_string());
+        let mut line = self.line(level, if enforced { "rejected" } else { "shadow_rejected" }, message);
+        line.class = Some(class);
+        line.code = Some(code.name());
+        line.gate = refusal.gate().map(|gate| gate.name().to_string());
+        line.action = Some(if enforced { "reject" } else { "shadow" });
+        gatehouse.log(line, now_ms, effects);
+        if enforced {
+            effects.push(Effect::Count(Counter::Rejected(class), 1));
+            effects.push(Effect::Reply(
+                refusal.reply(self.caller.is_grpc, self.caller.request_id.as_deref()),
+            ));
+            self.state = State::Refused;
+        } else {
+            effects.push(Effect::Count(Counter::ShadowRejected(class), 1));
+            self.go_on(None, effects);
+        }
+    }
+
+    fn line(&self, level: Level, event: &'static str, message: impl Into<alloc::borrow::Cow<'static, str>>) -> LogLine {
+        let mut line = LogLine::new(level, event, message);
+        line.org.clone_from(&self.caller.org);
+        line.request_id.clone_from(&self.caller.request_id);
+        line
+    }
+}
+
+/// The sentence of a gate that was opened.
+pub fn bypass_message(gate: Gate) -> String {
+    if gate.dependency() == Some(Dependency::Metering) {
+        "fail-open, launch unmetered".to_string()
+    } else {
+        alloc::format!("fail-open, {} unchecked", gate.name())
+    }
+}
+
+/// Removes the envelope, each name once, as the host gave it.
+fn strip(headers: &[Header], prefix: &str, effects: &mut Vec<Effect>) {
+    for (at, (name, _)) in headers.iter().enumerate() {
+        if !envelope::has_prefix(name, prefix) || headers.iter().take(at).any(|(earlier, _)| earlier == name) {
+            continue;
+        }
+        if let Ok(name) = core::str::from_utf8(name) {
+            effects.push(Effect::RemoveRequestHeader(name.to_string()));
+        }
+    }
+}
+
+/// A request id that may be repeated in replies and lines.
+fn request_id(value: &[u8]) -> Option<String> {
+    let text = core::str::from_utf8(value).ok()?;
+    let fine = (1..=LONGEST_REQUEST_ID).contains(&text.len()) && !text.chars().any(char::is_control);
+    fine.then(|| text.to_string())
+}
+
+/// The verdict of an answer that makes sense: `:status` exactly 200, bounded, known words, our operation id, no bypass
+/// that our rules do not allow. Anything else is no answer.
+fn sensible_verdict(answer: CalloutAnswer<'_>, request: &DecideRequest) -> Option<Verdict> {
+    let body = answer
+        .body
+        .filter(|body| answer.status == Some(200) && body.len() <= LARGEST_ANSWER)?;
+    let answer: DecideAnswer = serde_json::from_slice(body).ok()?;
+    if answer.op != request.op {
+        return None;
+    }
+    let sensible = match &answer.verdict {
+        Verdict::Admit(admission) => admission.bypassed.iter().all(|bypass| {
+            let rule = request.gates.iter().find(|rule| rule.gate() == bypass.gate);
+            bypass.class.can_be_opened()
+                && rule
+                    .and_then(|rule| rule.when_unavailable())
+                    .is_some_and(|choice| choice != Choice::Reject)
+        }),
+        // A denial without a class would be an outage dressed up as one.
+        Verdict::Deny(denial) => denial.code.class().is_some(),
+        Verdict::Unavailable(unavailable) => unavailable.dependency != Dependency::Decision,
+    };
+    sensible.then_some(answer.verdict)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,513 @@
+//! A request's life, event by event, with a manual clock.
+
+use std::string::{String, ToString};
+use std::vec::Vec;
+
+use super::*;
+use crate::config::FilterConfig;
+use crate::limits::{Resource, Scope};
+
+const TIMEOUT_MS: u64 = 250;
+
+struct Run {
+    gatehouse: Gatehouse,
+    stream: Stream,
+    effects: Vec<Effect>,
+}
+
+fn rules(missing: &str, gate: &str, decision: &str) -> String {
+    std::format!(
+        r#"{{"name": "r", "envelope": {{"when_missing": {missing}}}, "decision": {{"when_unavailable": {decision}}},
+            "gates": [{{"gate": "contract", "when_unavailable": {gate}}}]}}"#
+    )
+}
+
+impl Run {
+    fn with(rules: &str, more: &str) -> Self {
+        let text =
+            std::format!(r#"{{"profile": "development", "rules": {rules}, "decision": {{"upstream": "p"}} {more}}}"#);
+        let config = FilterConfig::parse(text.as_bytes()).unwrap();
+        Self {
+            gatehouse: Gatehouse::new(config, text.as_bytes()),
+            stream: Stream::default(),
+            effects: Vec::new(),
+        }
+    }
+
+    fn closed() -> Self {
+        Self::with(&rules("\"reject\"", "\"reject\"", "\"reject\""), "")
+    }
+
+    fn open() -> Self {
+        Self::with(&rules("\"admit\"", "\"admit\"", "\"admit\""), "")
+    }
+
+    fn next_stream(&mut self) {
+        self.stream = Stream::default();
+    }
+
+    fn headers(&mut self, now_ms: u64, headers: &[(&str, &str)]) -> &mut Self {
+        let mut all: Vec<Header> = std::vec![
+            (b":method".to_vec(), b"POST".to_vec()),
+            (b":path".to_vec(), b"/v1/chat".to_vec()),
+            (b"x-request-id".to_vec(), b"rid".to_vec()),
+        ];
+        all.extend(
+            headers
+                .iter()
+                .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())),
+        );
+        self.effects = self
+            .stream
+            .on_request_headers(&mut self.gatehouse, Some(&all), now_ms, &mut || Some([7; 16]));
+        if self.dispatched() {
+            let more = self.stream.on_dispatched();
+            self.effects.extend(more);
+        }
+        self
+    }
+
+    fn limited(&mut self, now_ms: u64) -> &mut Self {
+        self.headers(
+            now_ms,
+            &[
+                ("x-admission-owner-id", "o"),
+                ("x-admission-owner-rate-limit-requests", "30"),
+            ],
+        )
+    }
+
+    fn answer(&mut self, now_ms: u64, status: Option<u16>, body: &str) -> &mut Self {
+        let answer = CalloutAnswer {
+            status,
+            body: Some(body.as_bytes()),
+        };
+        self.effects = self.stream.on_callout_answer(&mut self.gatehouse, answer, now_ms);
+        if self.dispatched() {
+            let more = self.stream.on_dispatched();
+            self.effects.extend(more);
+        }
+        self
+    }
+
+    fn clock(&mut self, now_ms: u64) -> &mut Self {
+        self.effects = self.stream.on_clock(&mut self.gatehouse, now_ms);
+        self
+    }
+
+    fn end(&mut self, now_ms: u64) -> &mut Self {
+        self.stream.on_end(&mut self.gatehouse, now_ms);
+        self
+    }
+
+    fn dispatched(&self) -> bool {
+        self.effects.iter().any(|effect| matches!(effect, Effect::Dispatch(_)))
+    }
+
+    fn resumed(&self) -> bool {
+        self.effects.contains(&Effect::Resume)
+    }
+
+    fn reply(&self) -> Option<(u16, String)> {
+        self.effects.iter().find_map(|effect| match effect {
+            Effect::Reply(reply) => {
+                let body: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+                Some((reply.status, body["error"]["code"].as_str().unwrap().to_string()))
+            }
+            _ => None,
+        })
+    }
+
+    fn counted(&self, counter: Counter) -> bool {
+        self.effects.contains(&Effect::Count(counter, 1))
+    }
+
+    fn told(&mut self, now_ms: u64) -> String {
+        let callout = self.gatehouse.settle_callout(now_ms);
+        callout.map_or_else(String::new, |callout| String::from_utf8(callout.body).unwrap())
+    }
+}
+
+fn op() -> String {
+    OperationId::from_random([7; 16]).to_string()
+}
+
+fn admit() -> String {
+    std::format!(r#"{{"op": "{}", "verdict": "admit"}}"#, op())
+}
+
+fn degraded() -> Option<(u16, String)> {
+    Some((503, "SERVICE_DEGRADED".into()))
+}
+
+#[test]
+fn an_admitted_request_is_held_asked_about_and_resumed_once() {
+    let mut run = Run::closed();
+    run.limited(0);
+    assert!(run.dispatched() && run.stream.is_held() && !run.resumed());
+    run.answer(10, Some(200), &admit());
+    assert!(run.resumed() && run.counted(Counter::Admitted) && !run.stream.is_held());
+    run.answer(11, Some(200), &admit());
+    assert_eq!(run.effects, []);
+    run.clock(10_000);
+    assert_eq!(run.effects, []);
+    assert_eq!(run.end(20_000).told(20_000), "");
+}
+
+#[test]
+fn a_denial_is_replied_with_the_limit_that_denied() {
+    let mut run = Run::open();
+    let body = std::format!(
+        r#"{{"op": "{}", "verdict": "deny", "code": "RATE_LIMITED", "gate": "contract", "retry_after_s": 41,
+            "limit": {{"scope": "org", "resource": "requests", "limit": 30, "remaining": 0, "reset_ms": 40001, "window_s": 60}}}}"#,
+        op()
+    );
+    run.limited(0).answer(5, Some(200), &body);
+    assert_eq!(run.reply(), Some((429, "RATE_LIMITED".into())));
+    assert!(run.counted(Counter::Rejected(FailureClass::QuotaExhausted)) && run.stream.is_held() && !run.resumed());
+}
+
+#[test]
+fn every_answer_that_makes_no_sense_is_decision_unavailable() {
+    let other = OperationId::from_random([8; 16]);
+    for (status, body) in [
+        (Some(200), String::new()),
+        (Some(200), "{".into()),
+        (Some(200), std::format!(r#"{{"op": "{}", "verdict": "maybe"}}"#, op())),
+        (Some(200), std::format!(r#"{{"op": "{other}", "verdict": "admit"}}"#)),
+        (
+            Some(200),
+            std::format!(r#"{{"op": "{}", "verdict": "deny", "code": "SERVICE_DEGRADED"}}"#, op()),
+        ),
+        (
+            Some(200),
+            std::format!(r#"{{"op": "{}", "verdict": "deny", "code": "NO_SUCH_CODE"}}"#, op()),
+        ),
+        // Our rules do not let this gate be opened.
+        (
+            Some(200),
+            std::format!(
+                r#"{{"op": "{}", "verdict": "admit", "bypassed": [{{"class": "limiter_unavailable", "gate": "contract"}}]}}"#,
+                op()
+            ),
+        ),
+        (Some(204), admit()),
+        (Some(403), admit()),
+        (Some(429), admit()),
+        (Some(500), admit()),
+        (Some(502), admit()),
+        (Some(504), admit()),
+        (None, admit()),
+        (Some(200), std::format!("{}{}", admit(), " ".repeat(LARGEST_ANSWER))),
+    ] {
+        let mut run = Run::closed();
+        // With 39 ms left no second try is made.
+        run.limited(0).answer(211, status, &body);
+        assert_eq!(run.reply(), degraded(), "{status:?} {body:.80}");
+        assert!(run.told(211).contains("cancels"), "{status:?} {body:.80}");
+        let mut run = Run::with(&rules("\"reject\"", "\"reject\"", "\"admit\""), "");
+        run.limited(0).answer(211, status, &body);
+        assert!(run.resumed() && run.reply().is_none(), "{status:?} {body:.80}");
+        assert!(run.counted(Counter::Bypassed(FailureClass::DecisionUnavailable)));
+    }
+}
+
+#[test]
+fn a_connection_that_failed_is_tried_once_more_as_the_same_operation() {
+    let mut run = Run::closed();
+    let dispatch = |run: &Run| {
+        run.effects.iter().find_map(|effect| match effect {
+            Effect::Dispatch(callout) => Some((
+                callout.timeout_ms,
+                serde_json::from_slice::<DecideRequest>(&callout.body).unwrap(),
+            )),
+            _ => None,
+        })
+    };
+    run.limited(0);
+    let (timeout_ms, first) = dispatch(&run).unwrap();
+    assert_eq!((timeout_ms, first.budget_ms), (TIMEOUT_MS, 220));
+    run.answer(50, Some(503), "no healthy upstream");
+    let (timeout_ms, second) = dispatch(&run).unwrap();
+    assert_eq!((timeout_ms, second.budget_ms, second.op), (200, 170, first.op));
+    run.answer(60, Some(503), "");
+    assert_eq!((run.dispatched(), run.reply()), (false, degraded()));
+}
+
+#[test]
+fn a_dispatch_that_the_host_refuses_is_an_answer() {
+    let mut run = Run::closed();
+    let headers = [
+        ("x-admission-owner-id", "o"),
+        ("x-admission-owner-rate-limit-requests", "30"),
+    ];
+    let all: Vec<Header> = headers
+        .iter()
+        .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()))
+        .collect();
+    run.stream
+        .on_request_headers(&mut run.gatehouse, Some(&all), 0, &mut || Some([7; 16]));
+    run.effects = run.stream.on_dispatch_refused(&mut run.gatehouse, 0);
+    assert_eq!(run.reply(), degraded());
+    assert_eq!(run.told(0), "", "nothing left, so nothing is to be cancelled");
+}
+
+#[test]
+fn the_guests_own_deadline_ends_the_wait() {
+    let mut run = Run::closed();
+    run.limited(1_000);
+    assert_eq!(run.clock(1_000 + TIMEOUT_MS + DEADLINE_SLACK_MS - 1).effects, []);
+    run.clock(1_000 + TIMEOUT_MS + DEADLINE_SLACK_MS);
+    assert_eq!(run.reply(), degraded());
+    run.answer(1_300, Some(200), &admit());
+    assert_eq!(run.effects, []);
+    assert_eq!(
+        run.told(1_300),
+        std::format!(r#"{{"profile":"development","cancels":["{}"]}}"#, op())
+    );
+}
+
+#[test]
+fn a_stream_that_ends_undecided_is_cancelled_and_one_with_a_slot_is_released() {
+    let mut run = Run::closed();
+    assert!(run.limited(0).end(1).told(1).contains("cancels"));
+    let mut run = Run::closed();
+    let body = std::format!(r#"{{"op": "{}", "verdict": "admit", "slot_ttl_ms": 3000}}"#, op());
+    run.limited(0).answer(1, Some(200), &body);
+    run.gatehouse.passed(1_001);
+    assert_eq!(
+        run.told(1_001),
+        std::format!(r#"{{"profile":"development","renewals":["{}"]}}"#, op())
+    );
+    run.gatehouse.settled(Some(200), b"{}", 1_002);
+    assert_eq!(
+        run.end(1_500).told(1_500),
+        std::format!(r#"{{"profile":"development","releases":["{}"]}}"#, op())
+    );
+}
+
+#[test]
+fn a_lost_slot_is_counted_once_and_the_stream_goes_on() {
+    let mut run = Run::closed();
+    let body = std::format!(r#"{{"op": "{}", "verdict": "admit", "slot_ttl_ms": 3000}}"#, op());
+    run.limited(0).answer(1, Some(200), &body);
+    run.gatehouse.passed(1_001);
+    run.told(1_001);
+    let effects = run
+        .gatehouse
+        .settled(Some(200), std::format!(r#"{{"lost": ["{}"]}}"#, op()).as_bytes(), 1_002);
+    assert!(effects.contains(&Effect::Count(Counter::SlotLost, 1)));
+    assert!(!run.stream.is_held());
+}
+
+#[test]
+fn a_limit_of_zero_denies_also_when_nobody_answers() {
+    let mut run = Run::open();
+    run.headers(
+        0,
+        &[
+            ("x-admission-owner-id", "o"),
+            ("x-admission-owner-rate-limit-tokens", "0"),
+        ],
+    );
+    run.answer(250, Some(504), "upstream request timeout");
+    assert_eq!(run.reply(), Some((429, "TOKENS_LIMITED".into())));
+}
+
+#[test]
+fn the_breaker_answers_by_the_rules_without_a_call() {
+    let mut run = Run::closed();
+    for _ in 0..5 {
+        run.next_stream();
+        run.limited(0).answer(211, Some(504), "");
+    }
+    assert!(run.effects.contains(&Effect::BreakerOpen(true)));
+    run.next_stream();
+    run.limited(300);
+    assert_eq!((run.dispatched(), run.reply()), (false, degraded()));
+    run.next_stream();
+    assert!(run.limited(1_211).dispatched(), "no probe after a second");
+    run.answer(1_220, Some(200), &admit());
+    assert!(run.effects.contains(&Effect::BreakerOpen(false)) && run.resumed());
+}
+
+#[test]
+fn without_an_envelope_the_rules_choose_and_without_limits_nothing_is_asked() {
+    let mut run = Run::open();
+    run.headers(0, &[]);
+    assert!(!run.stream.is_held() && run.counted(Counter::Bypassed(FailureClass::EnvelopeMissing)));
+    let mut run = Run::closed();
+    assert_eq!(run.headers(0, &[]).reply(), Some((503, "ENVELOPE_MISSING".into())));
+    let mut run = Run::closed();
+    run.headers(0, &[("x-admission-owner-id", "o")]);
+    assert!(!run.dispatched() && !run.stream.is_held());
+}
+
+#[test]
+fn a_malformed_envelope_is_refused_under_rules_that_admit_everything() {
+    let mut run = Run::open();
+    run.headers(
+        0,
+        &[
+            ("x-admission-owner-id", "o"),
+            ("x-admission-owner-rate-limit-requests", "+5"),
+        ],
+    );
+    assert_eq!(run.reply(), Some((503, "ENVELOPE_MALFORMED".into())));
+    let mut run = Run::open();
+    run.headers(0, &[("x-admission-owner-rate-limit-requests", "5")]);
+    assert_eq!(run.reply(), Some((503, "ENVELOPE_PARTIAL".into())));
+}
+
+#[test]
+fn a_bounded_choice_closes_when_its_allowance_is_spent() {
+    let mut run = Run::with(
+        &rules("\"reject\"", "\"reject\"", r#"{"admit": {"max_per_minute": 2}}"#),
+        "",
+    );
+    let mut passed = 0;
+    for _ in 0..4 {
+        run.next_stream();
+        run.limited(0).answer(211, Some(504), "");
+        passed += u32::from(run.resumed());
+    }
+    assert_eq!((passed, run.reply()), (2, degraded()));
+}
+
+#[test]
+fn shadow_refuses_nothing_and_counts_what_it_would_have_refused() {
+    let closed = rules("\"reject\"", "\"reject\"", "\"reject\"");
+    let mut run = Run::with(&closed, r#", "mode": "shadow""#);
+    run.headers(0, &[]);
+    assert!(!run.stream.is_held() && run.reply().is_none() && run.counted(Counter::ShadowRequests));
+    assert!(run.counted(Counter::ShadowRejected(FailureClass::EnvelopeMissing)));
+    run.next_stream();
+    run.limited(0).answer(211, Some(504), "");
+    assert!(run.resumed() && run.counted(Counter::ShadowRejected(FailureClass::DecisionUnavailable)));
+    assert!(run.gatehouse.started().contains(&Effect::Enforcing(false)));
+}
+
+#[test]
+fn the_envelope_is_stripped_on_every_path_and_each_name_once() {
+    let mut run = Run::with(
+        &rules("\"admit\"", "\"admit\"", "\"admit\""),
+        r#", "routes": [{"path_prefix": "/elsewhere/"}]"#,
+    );
+    run.headers(
+        0,
+        &[
+            ("X-Admission-Owner-Id", "o"),
+            ("X-Admission-Owner-Id", "p"),
+            ("x-admission-lane", "l"),
+            ("x-b", ""),
+        ],
+    );
+    let removed: Vec<_> = run
+        .effects
+        .iter()
+        .filter(|effect| matches!(effect, Effect::RemoveRequestHeader(_)))
+        .cloned()
+        .collect();
+    assert_eq!(
+        removed,
+        ["X-Admission-Owner-Id", "x-admission-lane"].map(|name| Effect::RemoveRequestHeader(name.into()))
+    );
+    assert!(!run.stream.is_held());
+}
+
+#[test]
+fn a_bypass_by_the_service_is_counted_logged_and_shown_for_ten_seconds() {
+    let mut run = Run::open();
+    let body = std::format!(
+        r#"{{"op": "{}", "verdict": "admit", "bypassed": [{{"class": "limiter_unavailable", "gate": "contract"}}]}}"#,
+        op()
+    );
+    run.limited(0).answer(1, Some(200), &body);
+    assert!(run.resumed() && run.counted(Counter::Bypassed(FailureClass::LimiterUnavailable)));
+    assert!(run.effects.contains(&Effect::Enforcing(false)));
+    let line = run.effects.iter().find_map(|effect| match effect {
+        Effect::Log(line) => Some(line.to_json()),
+        _ => None,
+    });
+    assert_eq!(
+        line.unwrap(),
+        r#"{"event":"bypassed","message":"fail-open, contract unchecked","level":"warn","class":"limiter_unavailable","gate":"contract","action":"admit","request_id":"rid"}"#
+    );
+    assert!(!run.gatehouse.passed(10_000).contains(&Effect::Enforcing(true)));
+    assert!(run.gatehouse.passed(10_001).contains(&Effect::Enforcing(true)));
+}
+
+#[test]
+fn a_limit_that_no_gate_checks_is_logged_and_shown() {
+    let status = r#"{"name": "r", "envelope": {"when_missing": "reject"}, "decision": {"when_unavailable": "reject"},
+                     "gates": [{"gate": "capacity", "when_unavailable": "reject"}]}"#;
+    let mut run = Run::with(status, "");
+    run.limited(0);
+    assert!(run.effects.contains(&Effect::Enforcing(false)));
+    assert!(
+        run.effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Log(line) if line.event == "unchecked_limit"))
+    );
+}
+
+#[test]
+fn limit_fields_are_added_to_an_admitted_reply_only_when_asked_for() {
+    let mut run = Run::closed();
+    let limit = LimitState {
+        scope: Scope::Owner,
+        resource: Resource::Requests,
+        limit: 30,
+        remaining: 29,
+        reset_ms: 60_000,
+        window_s: 60,
+    };
+    let answer = DecideAnswer {
+        op: OperationId::from_random([7; 16]),
+        verdict: Verdict::Admit(Admission {
+            tightest: Some(limit),
+            ..Admission::default()
+        }),
+    };
+    run.limited(0)
+        .answer(1, Some(200), &serde_json::to_string(&answer).unwrap());
+    assert_eq!(
+        run.stream.on_response_headers(LimitHeaders::Denied),
+        [Effect::RemoveResponseHeader(CLASS_HEADER)]
+    );
+    let effects = run.stream.on_response_headers(LimitHeaders::Always);
+    assert!(effects.contains(&Effect::AddResponseHeader(
+        "x-ratelimit-remaining-requests",
+        "29".into()
+    )));
+}
+
+#[test]
+fn our_own_reply_keeps_its_class_header() {
+    let mut run = Run::closed();
+    run.headers(0, &[]);
+    assert_eq!(run.stream.on_response_headers(LimitHeaders::Always), []);
+}
+
+#[test]
+fn headers_that_the_host_cannot_give_and_a_host_without_randomness_are_undecided() {
+    let mut run = Run::closed();
+    run.effects = run
+        .stream
+        .on_request_headers(&mut run.gatehouse, None, 0, &mut || Some([7; 16]));
+    assert_eq!(run.reply(), degraded());
+    let mut run = Run::closed();
+    let headers: Vec<Header> = [
+        ("x-admission-owner-id", "o"),
+        ("x-admission-owner-rate-limit-requests", "1"),
+    ]
+    .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()))
+    .to_vec();
+    run.effects = run
+        .stream
+        .on_request_headers(&mut run.gatehouse, Some(&headers), 0, &mut || None);
+    assert_eq!(run.reply(), degraded());
+    let mut run = Run::closed();
+    run.effects = run.stream.on_unannounced_body(&mut run.gatehouse, 0);
+    assert_eq!(run.reply(), degraded());
+}

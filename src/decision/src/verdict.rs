@@ -1,0 +1,145 @@
+//! Verdicts: what the gates together have said. A denial is a value, not an error.
+
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use crate::class::{Code, Dependency, FailureClass};
+use crate::limits::{Resource, Scope};
+use crate::rules::Gate;
+
+/// Where a limit stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitState {
+    /// Whom it binds.
+    pub scope: Scope,
+    /// What it counts.
+    pub resource: Resource,
+    /// The figure.
+    pub limit: u64,
+    /// What is left of it.
+    pub remaining: u64,
+    /// Milliseconds until the window ends, by the store's clock.
+    pub reset_ms: u64,
+    /// The window, in seconds.
+    pub window_s: u64,
+}
+
+/// A gate that was unavailable, and opened by the rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bypass {
+    /// The class that was opened.
+    pub class: FailureClass,
+    /// The gate that was not asked.
+    pub gate: Gate,
+}
+
+/// The request may go on.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Admission {
+    /// Gates that were opened, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bypassed: Vec<Bypass>,
+    /// There is no limiter: nothing was counted.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub unenforced: bool,
+    /// The tightest contract limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tightest: Option<LimitState>,
+    /// A slot is held; it lapses after this many milliseconds without renewal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot_ttl_ms: Option<u64>,
+}
+
+/// The request may not go on, for a reason that is known.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Denial {
+    /// The word for the client; its class follows from it.
+    pub code: Code,
+    /// The gate that denied; the envelope and the request's form belong to none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<Gate>,
+    /// The limit that denied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<LimitState>,
+    /// Whole seconds after which a retry can succeed, or a window for a limit of 0; absent where waiting means nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_after_s: Option<u64>,
+}
+
+impl Denial {
+    /// A denial that no limit is behind.
+    pub const fn plain(code: Code, gate: Option<Gate>) -> Self {
+        Self {
+            code,
+            gate,
+            limit: None,
+            retry_after_s: None,
+        }
+    }
+
+    /// A denial by a contract limit of 0, which is known without asking anybody.
+    pub const fn blocked(scope: Scope, resource: Resource, window_s: u64) -> Self {
+        let limit = LimitState {
+            scope,
+            resource,
+            limit: 0,
+            remaining: 0,
+            reset_ms: window_s.saturating_mul(1000),
+            window_s,
+        };
+        Self {
+            code: contract_code(resource),
+            gate: Some(Gate::Contract),
+            limit: Some(limit),
+            retry_after_s: Some(window_s),
+        }
+    }
+
+    /// Whether a client that waits has a chance.
+    pub fn waiting_helps(&self) -> bool {
+        self.code.waiting_helps() && self.limit.is_none_or(|limit| limit.limit > 0)
+    }
+}
+
+/// The code of a spent contract limit.
+pub const fn contract_code(resource: Resource) -> Code {
+    match resource {
+        Resource::Requests => Code::RateLimited,
+        Resource::Tokens => Code::TokensLimited,
+        Resource::Concurrency => Code::ConcurrencyLimited,
+    }
+}
+
+/// A dependency could not answer, and the rules say reject.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unavailability {
+    /// What did not answer.
+    pub dependency: Dependency,
+    /// The gate that asked it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<Gate>,
+}
+
+/// What the gates have said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verdict", rename_all = "snake_case")]
+pub enum Verdict {
+    /// Go on.
+    Admit(Admission),
+    /// A known denial.
+    Deny(Denial),
+    /// Not decided, and closed.
+    Unavailable(Unavailability),
+}
+
+impl Verdict {
+    /// The failure class, or `None` for an admission.
+    pub fn class(&self) -> Option<FailureClass> {
+        match self {
+            Self::Admit(_) => None,
+            Self::Deny(denial) => denial.code.class(),
+            Self::Unavailable(unavailable) => Some(unavailable.dependency.class()),
+        }
+    }
+}

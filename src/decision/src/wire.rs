@@ -1,0 +1,110 @@
+//! What filter and service say to each other: JSON bodies of `POST /v1/decide` and `POST /v1/settle`.
+//!
+//! Requests refuse unknown keys: a key that an older service does not know might be a restriction, and ignoring it would
+//! be a check that is silently not made. Answers tolerate them, but not an unknown verdict.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Mode, Profile};
+use crate::limits::StampedLimits;
+use crate::operation::OperationId;
+use crate::rules::GateRule;
+use crate::verdict::Verdict;
+
+/// Path of a decision.
+pub const DECIDE_PATH: &str = "/v1/decide";
+/// Path of what streams leave behind.
+pub const SETTLE_PATH: &str = "/v1/settle";
+/// Largest answer that the filter reads, in bytes.
+pub const LARGEST_ANSWER: usize = 64 * 1024;
+
+/// Who is calling. Ids are compared byte for byte.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Subject {
+    /// The owner; never empty in a well-formed envelope.
+    pub owner: String,
+    /// The organization.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub org: Option<String>,
+    /// The credential.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auth: Option<String>,
+    /// The graph.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<String>,
+    /// The lane.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<String>,
+    /// The model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+}
+
+/// A request for one decision.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecideRequest {
+    /// Makes charge and give-back idempotent.
+    pub op: OperationId,
+    /// The filter's profile; a service of another one does not decide.
+    pub profile: Profile,
+    /// The rules' name, for logs and metrics.
+    pub rules: String,
+    /// Whether a rejection will be carried out.
+    pub mode: Mode,
+    /// The gates, in order.
+    pub gates: Vec<GateRule>,
+    /// How long the answer may take, in milliseconds.
+    pub budget_ms: u64,
+    /// A window of contract limits, in seconds.
+    pub window_s: u64,
+    /// Who is calling.
+    pub subject: Subject,
+    /// What the envelope allows.
+    #[serde(default, skip_serializing_if = "StampedLimits::is_empty")]
+    pub limits: StampedLimits,
+    /// Tokens to hold, before clamping.
+    pub tokens: u64,
+    /// The client's `x-request-id`, which only correlates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+}
+
+/// An answer: the request's operation id and a verdict.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecideAnswer {
+    /// Echo of the request's id.
+    pub op: OperationId,
+    /// The verdict.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+/// What streams have left behind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SettleRequest {
+    /// The filter's profile.
+    pub profile: Profile,
+    /// Slots of streams that have ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub releases: Vec<OperationId>,
+    /// Slots of streams that go on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub renewals: Vec<OperationId>,
+    /// Decisions that nobody waits for any more: whatever they took is given back, whichever arrives first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cancels: Vec<OperationId>,
+}
+
+/// The answer to a settle batch.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SettleAnswer {
+    /// Renewals whose slot had lapsed: the stream goes on, and is counted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<OperationId>,
+}
