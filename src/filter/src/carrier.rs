@@ -1,0 +1,223 @@
+//! Carries out effects: one live configuration with its gatehouse, and the streams that began under it.
+//!
+//! No borrow of shared state is held across a host call, so a host that calls back in the middle of one finds everything
+//! free.
+
+use core::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use portcullis_decision::config::LimitHeaders;
+use portcullis_decision::gatehouse::{Callout, Effect, Gatehouse};
+use portcullis_decision::reply::Reply;
+use portcullis_decision::stream::Stream;
+
+use crate::header_map;
+use crate::host::{self, Map};
+use crate::metrics::Metrics;
+use crate::vm;
+
+/// One configuration of one root context, for as long as a stream that began under it lives.
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) gatehouse: RefCell<Gatehouse>,
+    metrics: Metrics,
+    upstream: String,
+    authority: String,
+    pub(crate) limit_headers: LimitHeaders,
+    /// Streams that wait for an answer, or for the host to take a reply, in the order of their deadlines.
+    pub(crate) waiting: RefCell<VecDeque<u32>>,
+}
+
+impl Live {
+    pub(crate) fn new(gatehouse: Gatehouse) -> Self {
+        let config = gatehouse.config();
+        Self {
+            metrics: Metrics::define(&config.rules.name),
+            upstream: config.decision.upstream.clone(),
+            authority: config.decision.authority.clone(),
+            limit_headers: config.limit_headers,
+            waiting: RefCell::new(VecDeque::new()),
+            gatehouse: RefCell::new(gatehouse),
+        }
+    }
+
+    /// Carries out an effect that needs no stream; returns it if it needs one.
+    pub(crate) fn carry_out(&self, effect: Effect) -> Option<Effect> {
+        match effect {
+            Effect::Count(counter, by) => self.metrics.count(counter, by),
+            Effect::Enforcing(enforcing) => self.metrics.enforcing(enforcing),
+            Effect::BreakerOpen(open) => self.metrics.breaker_open(open),
+            Effect::CalloutMs(ms) => self.metrics.callout_ms(ms),
+            Effect::Log(line) => host::log(line.level, &line.to_json()),
+            other => return Some(other),
+        }
+        None
+    }
+
+    /// Carries out effects none of which needs a stream.
+    pub(crate) fn carry_out_all(&self, effects: Vec<Effect>) {
+        for effect in effects {
+            self.carry_out(effect);
+        }
+    }
+
+    /// Calls the decision service.
+    pub(crate) fn call(&self, callout: &Callout) -> Result<u32, host::Refused> {
+        let headers = header_map::serialize(&[
+            (":method", "POST"),
+            (":path", callout.path),
+            (":authority", &self.authority),
+            (":scheme", "http"),
+            ("content-type", "application/json"),
+        ]);
+        let timeout_ms = u32::try_from(callout.timeout_ms).unwrap_or(u32::MAX);
+        host::http_call(&self.upstream, &headers, &callout.body, timeout_ms)
+    }
+}
+
+/// What the host has not taken yet. It is tried again at each tick.
+#[derive(Debug)]
+enum Refusal {
+    Reply(Box<Reply>),
+    Resume,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub(crate) struct StreamContext {
+    pub(crate) live: Rc<Live>,
+    pub(crate) stream: RefCell<Stream>,
+    refused_by_host: RefCell<Option<Refusal>>,
+    /// The host is inside the callback for request headers, whose return value lets the request go on.
+    in_request_headers: Cell<bool>,
+}
+
+impl StreamContext {
+    pub(crate) const fn new(live: Rc<Live>, stream: Stream) -> Self {
+        Self {
+            live,
+            stream: RefCell::new(stream),
+            refused_by_host: RefCell::new(None),
+            in_request_headers: Cell::new(false),
+        }
+    }
+
+    /// Lets the pure stream see an event; `None` if the state is in use, which only a host that calls back in the middle
+    /// of a pure computation could bring about.
+    pub(crate) fn event(&self, event: impl FnOnce(&mut Stream, &mut Gatehouse) -> Vec<Effect>) -> Option<Vec<Effect>> {
+        let mut stream = self.stream.try_borrow_mut().ok()?;
+        let mut gatehouse = self.live.gatehouse.try_borrow_mut().ok()?;
+        Some(event(&mut stream, &mut gatehouse))
+    }
+
+    /// Whether the request is to be held.
+    pub(crate) fn is_held(&self) -> bool {
+        self.stream.try_borrow().map_or(true, |stream| stream.is_held())
+    }
+
+    /// Carries out the effects of the event for request headers.
+    pub(crate) fn carry_out_in_request_headers(&self, context: u32, effects: Vec<Effect>) {
+        self.in_request_headers.set(true);
+        self.carry_out(context, effects);
+        self.in_request_headers.set(false);
+    }
+
+    /// Carries out effects. The effective context is this stream's.
+    pub(crate) fn carry_out(&self, context: u32, effects: Vec<Effect>) {
+        for effect in effects {
+            let Some(effect) = self.live.carry_out(effect) else {
+                continue;
+            };
+            match effect {
+                Effect::RemoveRequestHeader(name) => {
+                    let _ = host::remove_header(Map::Request, &name);
+                }
+                Effect::RemoveResponseHeader(name) => {
+                    let _ = host::remove_header(Map::Response, name);
+                }
+                Effect::AddResponseHeader(name, value) => {
+                    let _ = host::add_header(Map::Response, name, &value);
+                }
+                Effect::Dispatch(callout) => self.dispatch(context, &callout),
+                Effect::Reply(reply) => self.reply(context, Box::new(reply)),
+                Effect::Resume => self.resume(context),
+                // The rest needs no stream, and was carried out above.
+                _ => {}
+            }
+        }
+    }
+
+    fn dispatch(&self, context: u32, callout: &Callout) {
+        let more = match self.live.call(callout) {
+            Ok(token) => {
+                vm::expect_answer(token, vm::Asker::Stream(context));
+                self.wait(context);
+                self.event(|stream, _| stream.on_dispatched())
+            }
+            Err(host::Refused) => {
+                let now_ms = vm::now_ms();
+                self.event(|stream, gatehouse| stream.on_dispatch_refused(gatehouse, now_ms))
+            }
+        };
+        self.carry_out(context, more.unwrap_or_default());
+    }
+
+    fn reply(&self, context: u32, reply: Box<Reply>) {
+        let fields: Vec<(&str, &str)> = reply
+            .headers
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
+        let headers = header_map::serialize(&fields);
+        let sent = match reply.grpc {
+            // The host turns body and status into grpc-message and grpc-status.
+            Some((status, message)) => {
+                host::send_local_response(reply.status, message.as_bytes(), &headers, i32::from(status))
+            }
+            None => host::send_local_response(reply.status, &reply.body, &headers, -1),
+        };
+        if sent.is_err() {
+            self.try_again(context, Refusal::Reply(reply));
+        }
+    }
+
+    fn resume(&self, context: u32) {
+        if !self.in_request_headers.get() && host::resume_request().is_err() {
+            self.try_again(context, Refusal::Resume);
+        }
+    }
+
+    fn try_again(&self, context: u32, refusal: Refusal) {
+        if let Ok(mut slot) = self.refused_by_host.try_borrow_mut() {
+            *slot = Some(refusal);
+        }
+        self.wait(context);
+    }
+
+    fn wait(&self, context: u32) {
+        if let Ok(mut waiting) = self.live.waiting.try_borrow_mut() {
+            waiting.push_back(context);
+        }
+    }
+
+    /// Whether the host has not taken something yet.
+    pub(crate) fn has_something_to_offer(&self) -> bool {
+        self.refused_by_host.try_borrow().map_or(true, |slot| slot.is_some())
+    }
+
+    /// Offers the host once more what it has not taken. Returns whether there was anything.
+    pub(crate) fn offer_again(&self, context: u32) -> bool {
+        let refusal = self
+            .refused_by_host
+            .try_borrow_mut()
+            .ok()
+            .and_then(|mut slot| slot.take());
+        match refusal {
+            Some(Refusal::Reply(reply)) => self.reply(context, reply),
+            Some(Refusal::Resume) => self.resume(context),
+            None => return false,
+        }
+        true
+    }
+}

@@ -1,0 +1,481 @@
+//! One VM: its root contexts, streams and callouts, and what each callback of the host means.
+//!
+//! Calls are accepted in any order and for any id. A stream that nobody announced is undecided, and undecided is answered
+//! by the rules; without any rules it is refused.
+
+use core::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use hashbrown::HashMap;
+use portcullis_decision::class::Code;
+use portcullis_decision::config::FilterConfig;
+use portcullis_decision::gatehouse::Gatehouse;
+use portcullis_decision::log_line::{Level, LogLine};
+use portcullis_decision::reply::Refusal;
+use portcullis_decision::stream::{CalloutAnswer, Stream};
+use portcullis_decision::verdict::Unavailability;
+use portcullis_decision::wire::LARGEST_ANSWER;
+
+use crate::carrier::{Live, StreamContext};
+use crate::header_map;
+use crate::host::{self, Buffer, Map};
+
+/// How often the guest looks at its deadlines and its outbox, in milliseconds.
+const TICK_MS: u32 = 20;
+/// Largest configuration that is read, in bytes.
+const LARGEST_CONFIGURATION: usize = 16 * 1024 * 1024;
+/// Streams that one tick looks at: a bound on the tick, not on the streams.
+const STREAMS_PER_TICK: usize = 4_096;
+
+/// What a callback returns for a request: `0` lets it go on, `1` holds it.
+type Held = bool;
+
+/// Who waits for a callout.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Asker {
+    /// A stream, for a decision.
+    Stream(u32),
+    /// A root context, for its outbox.
+    Outbox(u32),
+}
+
+#[derive(Debug, Default)]
+struct Root {
+    /// Configurations, the last one in force; earlier ones stay while streams of theirs live.
+    lives: RefCell<Vec<Rc<Live>>>,
+    /// The live configuration whose batch is under way.
+    telling: RefCell<Option<Rc<Live>>>,
+    is_draining: Cell<bool>,
+    ticks: Cell<bool>,
+}
+
+#[derive(Default)]
+struct Vm {
+    roots: RefCell<HashMap<u32, Rc<Root>>>,
+    streams: RefCell<HashMap<u32, Rc<StreamContext>>>,
+    /// Streams whose root had no configuration yet, with their root.
+    unbound: RefCell<HashMap<u32, u32>>,
+    callouts: RefCell<HashMap<u32, Asker>>,
+    uses_wall_clock: Cell<bool>,
+}
+
+thread_local! {
+    static VM: Vm = Vm::default();
+}
+
+fn with<T>(absent: T, f: impl FnOnce(&Vm) -> T) -> T {
+    // The VM is only gone after the last callback; then there is nothing left to answer.
+    let mut f = Some(f);
+    match VM.try_with(|vm| f.take().map(|f| f(vm))) {
+        Ok(Some(value)) => value,
+        _ => absent,
+    }
+}
+
+fn get<T: Clone>(map: &RefCell<HashMap<u32, T>>, id: u32) -> Option<T> {
+    map.try_borrow().ok()?.get(&id).cloned()
+}
+
+fn put<T>(map: &RefCell<HashMap<u32, T>>, id: u32, value: T) {
+    if let Ok(mut map) = map.try_borrow_mut() {
+        map.insert(id, value);
+    }
+}
+
+fn take<T>(map: &RefCell<HashMap<u32, T>>, id: u32) -> Option<T> {
+    map.try_borrow_mut().ok()?.remove(&id)
+}
+
+/// Milliseconds on one scale for the life of the VM: WASI's monotonic clock or, once that has failed, the host's own.
+pub(crate) fn now_ms() -> u64 {
+    with(0, |vm| {
+        if !vm.uses_wall_clock.get() {
+            if let Ok(ns) = host::monotonic_ns() {
+                return ns / 1_000_000;
+            }
+            vm.uses_wall_clock.set(true);
+        }
+        host::wall_ns().map_or(0, |ns| ns / 1_000_000)
+    })
+}
+
+/// Notes who waits for a callout.
+pub(crate) fn expect_answer(token: u32, asker: Asker) {
+    with((), |vm| put(&vm.callouts, token, asker));
+}
+
+fn root(id: u32) -> Option<Rc<Root>> {
+    with(None, |vm| get(&vm.roots, id))
+}
+
+impl Root {
+    fn current(&self) -> Option<Rc<Live>> {
+        self.lives.try_borrow().ok()?.last().cloned()
+    }
+
+    fn all(&self) -> Vec<Rc<Live>> {
+        self.lives.try_borrow().map(|lives| lives.clone()).unwrap_or_default()
+    }
+
+    /// Sends the next batch, if there is one and none is under way.
+    fn tell(&self, id: u32) {
+        if self.telling.try_borrow().map_or(true, |telling| telling.is_some()) {
+            return;
+        }
+        let now_ms = now_ms();
+        for live in self.all() {
+            let callout = live
+                .gatehouse
+                .try_borrow_mut()
+                .ok()
+                .and_then(|mut house| house.settle_callout(now_ms));
+            let Some(callout) = callout else { continue };
+            match live.call(&callout) {
+                Ok(token) => {
+                    expect_answer(token, Asker::Outbox(id));
+                    if let Ok(mut telling) = self.telling.try_borrow_mut() {
+                        *telling = Some(live);
+                    }
+                    return;
+                }
+                Err(host::Refused) => settled(&live, None, &[], now_ms),
+            }
+        }
+    }
+
+    /// Forgets configurations that no stream uses any more and that have told everything.
+    fn retire(&self) {
+        if let Ok(mut lives) = self.lives.try_borrow_mut() {
+            let last = lives.len().saturating_sub(1);
+            let mut at = 0_usize;
+            lives.retain(|live| {
+                let is_current = at == last;
+                at = at.saturating_add(1);
+                let in_use = Rc::strong_count(live) > 1;
+                is_current || in_use || !live.gatehouse.try_borrow().is_ok_and(|house| house.is_settled())
+            });
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        self.all()
+            .iter()
+            .all(|live| live.gatehouse.try_borrow().is_ok_and(|house| house.is_settled()))
+    }
+}
+
+fn settled(live: &Live, status: Option<u16>, body: &[u8], now_ms: u64) {
+    let effects = live
+        .gatehouse
+        .try_borrow_mut()
+        .map(|mut house| house.settled(status, body, now_ms));
+    live.carry_out_all(effects.unwrap_or_default());
+}
+
+/// A root context (without a parent), or a stream of one.
+pub(crate) fn on_context_create(context: u32, parent: u32) {
+    with((), |vm| {
+        if parent == 0 {
+            if get(&vm.roots, context).is_none() {
+                put(&vm.roots, context, Rc::new(Root::default()));
+            }
+        } else {
+            put(&vm.unbound, context, parent);
+        }
+    });
+}
+
+/// Reads the configuration. False refuses it, after a line that lists every fault.
+pub(crate) fn on_configure(context: u32) -> bool {
+    on_context_create(context, 0);
+    let Some(root) = root(context) else { return false };
+    let text = host::buffer(Buffer::PluginConfiguration, LARGEST_CONFIGURATION).unwrap_or_default();
+    let config = match FilterConfig::parse(&text) {
+        Ok(config) => config,
+        Err(faults) => {
+            for fault in faults.iter() {
+                let line = LogLine::new(Level::Error, "configuration_rejected", fault.to_string());
+                host::log(line.level, &line.to_json());
+            }
+            return false;
+        }
+    };
+    let live = Rc::new(Live::new(Gatehouse::new(config, &text)));
+    let effects = live.gatehouse.try_borrow().map(|house| house.started());
+    live.carry_out_all(effects.unwrap_or_default());
+    root.ticks.set(host::set_tick_period_ms(TICK_MS).is_ok());
+    if let Ok(mut lives) = root.lives.try_borrow_mut() {
+        lives.push(live);
+    }
+    true
+}
+
+/// The stream of a context; one that nobody announced is bound now, if there is a configuration to bind it to.
+fn stream(context: u32) -> Option<Rc<StreamContext>> {
+    with(None, |vm| {
+        if let Some(stream) = get(&vm.streams, context) {
+            return Some(stream);
+        }
+        let parent = take(&vm.unbound, context);
+        let live = match parent.and_then(|parent| get(&vm.roots, parent)) {
+            Some(root) => root.current(),
+            None => only_live(vm),
+        };
+        let Some(live) = live else {
+            if let Some(parent) = parent {
+                put(&vm.unbound, context, parent);
+            }
+            return None;
+        };
+        let stream = Rc::new(StreamContext::new(live, Stream::default()));
+        put(&vm.streams, context, Rc::clone(&stream));
+        Some(stream)
+    })
+}
+
+/// The configuration of the only root, if there is only one.
+fn only_live(vm: &Vm) -> Option<Rc<Live>> {
+    let roots = vm.roots.try_borrow().ok()?;
+    let mut roots = roots.values();
+    let only = roots.next()?;
+    if roots.next().is_some() { None } else { only.current() }
+}
+
+/// Without a configuration there are no rules, and without rules nothing passes.
+fn refuse_without_rules() {
+    let unavailable = Unavailability {
+        dependency: portcullis_decision::class::Dependency::Decision,
+        gate: None,
+    };
+    let reply = Refusal::Unavailable(unavailable).reply(false, None);
+    let fields: Vec<(&str, &str)> = reply
+        .headers
+        .iter()
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect();
+    let _ = host::send_local_response(reply.status, &reply.body, &header_map::serialize(&fields), -1);
+    let mut line = LogLine::new(
+        Level::Error,
+        "unconfigured",
+        "a request came before any configuration: refused",
+    );
+    line.code = Some(Code::ServiceDegraded.name());
+    host::log(line.level, &line.to_json());
+}
+
+/// The request's headers.
+pub(crate) fn on_request_headers(context: u32) -> Held {
+    let Some(stream) = stream(context) else {
+        refuse_without_rules();
+        return true;
+    };
+    let headers = host::header_map(Map::Request)
+        .ok()
+        .and_then(|map| header_map::parse(&map));
+    let now_ms = now_ms();
+    let effects = stream.event(|stream, gatehouse| {
+        stream.on_request_headers(gatehouse, headers.as_deref(), now_ms, &mut || host::random().ok())
+    });
+    let Some(effects) = effects else { return true };
+    stream.carry_out_in_request_headers(context, effects);
+    tell_without_ticks(&stream.live);
+    stream.is_held()
+}
+
+/// Where the host does not tick, requests are the clock of the outbox.
+fn tell_without_ticks(live: &Rc<Live>) {
+    let roots: Vec<(u32, Rc<Root>)> = with(Vec::new(), |vm| {
+        vm.roots
+            .try_borrow()
+            .map(|roots| roots.iter().map(|(id, root)| (*id, Rc::clone(root))).collect())
+            .unwrap_or_default()
+    });
+    for (id, root) in roots {
+        if !root.ticks.get() && root.all().iter().any(|other| Rc::ptr_eq(other, live)) {
+            root.tell(id);
+        }
+    }
+}
+
+/// The request's body or trailers.
+pub(crate) fn on_request_rest(context: u32) -> Held {
+    let Some(stream) = stream(context) else {
+        refuse_without_rules();
+        return true;
+    };
+    let now_ms = now_ms();
+    let effects = stream.event(|stream, gatehouse| stream.on_unannounced_body(gatehouse, now_ms));
+    stream.carry_out(context, effects.unwrap_or_default());
+    stream.is_held()
+}
+
+/// Response headers: the upstream's, or those of our own reply.
+pub(crate) fn on_response_headers(context: u32) {
+    let Some(stream) = with(None, |vm| get(&vm.streams, context)) else {
+        return;
+    };
+    let wanted = stream.live.limit_headers;
+    let effects = stream.event(|stream, _| stream.on_response_headers(wanted));
+    stream.carry_out(context, effects.unwrap_or_default());
+}
+
+/// A callout has ended. Its answer is read before the effective context changes.
+pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_size: usize) {
+    // A token that nobody waits for: its stream has ended, and has queued a cancel.
+    let Some(asker) = with(None, |vm| take(&vm.callouts, token)) else {
+        return;
+    };
+    let map = if headers > 0 {
+        host::header_map(Map::CalloutAnswer).ok()
+    } else {
+        None
+    };
+    let status = map.and_then(|map| header_map::parse(&map)).and_then(|map| status(&map));
+    let body = if body_size == 0 {
+        Some(Vec::new())
+    } else if body_size > LARGEST_ANSWER {
+        None
+    } else {
+        host::buffer(Buffer::CalloutAnswer, body_size).ok()
+    };
+    let now_ms = now_ms();
+    match asker {
+        Asker::Outbox(id) => {
+            let Some(root) = root(id) else { return };
+            let live = root
+                .telling
+                .try_borrow_mut()
+                .ok()
+                .and_then(|mut telling| telling.take());
+            if let Some(live) = live {
+                settled(&live, status, body.as_deref().unwrap_or_default(), now_ms);
+            }
+            if root.is_draining.get() {
+                drain(id, &root);
+            }
+        }
+        Asker::Stream(id) => {
+            let Some(stream) = with(None, |vm| get(&vm.streams, id)) else {
+                return;
+            };
+            let answer = CalloutAnswer {
+                status,
+                body: body.as_deref(),
+            };
+            let effects = stream.event(|stream, gatehouse| stream.on_callout_answer(gatehouse, answer, now_ms));
+            if host::set_effective_context(id).is_err() {
+                // The host has no such stream any more.
+                return on_end(id);
+            }
+            stream.carry_out(id, effects.unwrap_or_default());
+            let _ = host::set_effective_context(context);
+        }
+    }
+}
+
+fn status(headers: &[portcullis_decision::stream::Header]) -> Option<u16> {
+    let (_, value) = headers.iter().find(|(name, _)| name == b":status")?;
+    core::str::from_utf8(value).ok()?.parse().ok()
+}
+
+/// The clock of a root context: deadlines, outbox, lines that were held back.
+pub(crate) fn on_tick(context: u32) {
+    let Some(root) = root(context) else { return };
+    let now_ms = now_ms();
+    for live in root.all() {
+        let effects = live.gatehouse.try_borrow_mut().map(|mut house| house.passed(now_ms));
+        live.carry_out_all(effects.unwrap_or_default());
+        look_at_deadlines(context, &live, now_ms);
+    }
+    root.tell(context);
+    root.retire();
+}
+
+fn look_at_deadlines(root: u32, live: &Live, now_ms: u64) {
+    let mut looked_at = 0_usize;
+    let mut still_waiting = Vec::new();
+    while looked_at < STREAMS_PER_TICK {
+        looked_at = looked_at.saturating_add(1);
+        let next = live
+            .waiting
+            .try_borrow_mut()
+            .ok()
+            .and_then(|mut waiting| waiting.pop_front());
+        let Some(id) = next else { break };
+        let Some(stream) = with(None, |vm| get(&vm.streams, id)) else {
+            continue;
+        };
+        let deadline_ms = stream.stream.try_borrow().ok().and_then(|stream| stream.deadline_ms());
+        if deadline_ms.is_some_and(|deadline_ms| now_ms < deadline_ms) {
+            still_waiting.push(id);
+            // Deadlines come in order, as all streams of a configuration wait equally long: the rest is later.
+            break;
+        }
+        if deadline_ms.is_none() && !stream.has_something_to_offer() {
+            continue;
+        }
+        if host::set_effective_context(id).is_err() {
+            on_end(id);
+            continue;
+        }
+        if !stream.offer_again(id) {
+            let effects = stream.event(|stream, gatehouse| stream.on_clock(gatehouse, now_ms));
+            stream.carry_out(id, effects.unwrap_or_default());
+        }
+        let _ = host::set_effective_context(root);
+    }
+    if let Ok(mut waiting) = live.waiting.try_borrow_mut() {
+        for id in still_waiting {
+            waiting.push_front(id);
+        }
+    }
+}
+
+/// A stream has ended, whatever the reason.
+pub(crate) fn on_end(context: u32) {
+    let Some(stream) = with(None, |vm| get(&vm.streams, context)) else {
+        return;
+    };
+    let now_ms = now_ms();
+    stream.event(|stream, gatehouse| {
+        stream.on_end(gatehouse, now_ms);
+        Vec::new()
+    });
+}
+
+/// A stream may always go. A root context first tells what its streams have left behind.
+pub(crate) fn on_done(context: u32) -> bool {
+    let Some(root) = root(context) else { return true };
+    for live in root.all() {
+        let effects = live.gatehouse.try_borrow_mut().map(|mut house| house.last_lines());
+        live.carry_out_all(effects.unwrap_or_default());
+    }
+    root.is_draining.set(true);
+    root.tell(context);
+    let is_telling = root.telling.try_borrow().is_ok_and(|telling| telling.is_some());
+    if !is_telling {
+        root.is_draining.set(false);
+    }
+    !is_telling
+}
+
+/// Goes on telling until everything is told or the service does not answer; then the context may go.
+fn drain(id: u32, root: &Root) {
+    if !root.is_settled() {
+        root.tell(id);
+    }
+    if root.telling.try_borrow().is_ok_and(|telling| telling.is_none()) {
+        root.is_draining.set(false);
+        let _ = host::done();
+    }
+}
+
+/// A context is gone.
+pub(crate) fn on_delete(context: u32) {
+    on_end(context);
+    with((), |vm| {
+        take(&vm.streams, context);
+        take(&vm.unbound, context);
+        take(&vm.roots, context);
+    });
+}
