@@ -6,12 +6,14 @@
 
 mod faults;
 mod filter;
+mod policy_file;
 mod rule_file;
 mod section;
 mod service;
 
 pub use faults::{Fault, Faults};
 pub use filter::{DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};
+pub use policy_file::parse_policy_file;
 pub use rule_file::{SHIPPED_RULES, parse_rule_file};
 pub use service::{Environment, LimiterConfig, MeteringConfig, PolicyConfig, ServiceConfig, StoreUrl, Tiers};
 

@@ -30,14 +30,17 @@ pub mod envelope;
 pub mod evaluation;
 pub mod gatehouse;
 pub mod json;
+pub mod launch_rate;
 pub mod ledger;
 pub mod limits;
 pub mod log_line;
+pub mod metering;
 pub mod metric;
 #[cfg(feature = "mutation")]
 pub mod mutation;
 pub mod operation;
 pub mod outbox;
+pub mod policy;
 pub mod reply;
 pub mod routes;
 pub mod rules;

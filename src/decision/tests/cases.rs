@@ -35,8 +35,13 @@ fn no_file_of_the_table_is_left_out() {
 #[test]
 fn the_outage_table_of_the_readme_is_the_case_table() {
     use std::fmt::Write;
-    let mut table = String::from("| what fails, under which rules | the client sees | upstream | counted as |\n| --- | --- | --- | --- |\n");
-    for case in table::cases().iter().filter(|case| case["down"].is_array() || case["limiter"] == "none") {
+    let mut table = String::from(
+        "| what fails, under which rules | the client sees | upstream | counted as |\n| --- | --- | --- | --- |\n",
+    );
+    for case in table::cases()
+        .iter()
+        .filter(|case| case["down"].is_array() || case["limiter"] == "none")
+    {
         let last = case["requests"].as_array().unwrap().last().unwrap();
         let (expect, name) = (&last["expect"], case["name"].as_str().unwrap());
         let what = name.split_once(": ").map_or(name, |(what, _)| what);
@@ -44,10 +49,17 @@ fn the_outage_table_of_the_readme_is_the_case_table() {
             || "the upstream's answer".to_string(),
             |code| format!("{} `{code}`", expect["status"]),
         );
-        let reached = if expect["upstream"] == 1 { "reached" } else { "sees nothing" };
-        let counted = expect["count"].as_str().map_or_else(|| "".to_string(), |count| format!("`{count}`"));
+        let reached = if expect["upstream"] == 1 {
+            "reached"
+        } else {
+            "sees nothing"
+        };
+        let counted = expect["count"]
+            .as_str()
+            .map_or_else(|| "".to_string(), |count| format!("`{count}`"));
         writeln!(table, "| {what} | {seen} | {reached} | {counted} |").unwrap();
     }
-    let readme = std::fs::read_to_string(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
+    let readme =
+        std::fs::read_to_string(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
     assert!(readme.contains(&table), "README.md should have this table:\n{table}");
 }

@@ -215,10 +215,9 @@ fn difference(outcome: &Outcome, expect: &Value) -> Option<String> {
             return Some(format!("x-should-retry {should_retry:?}"));
         }
     }
-    if let Some(counter) = expect["count"].as_str() {
-        if outcome.counted.iter().filter(|name| *name == counter).count() != 1 {
-            return Some(format!("counted {:?}", outcome.counted));
-        }
+    let counter = expect["count"].as_str();
+    if counter.is_some_and(|counter| outcome.counted.iter().filter(|name| *name == counter).count() != 1) {
+        return Some(format!("counted {:?}", outcome.counted));
     }
     None
 }

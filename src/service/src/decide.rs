@@ -1,0 +1,201 @@
+//! The driver of a decision: does what `Evaluation` asks for, within the request's budget, and tells what came out.
+//!
+//! **Nothing is charged after the budget.** The limiter is not asked once it is spent; an answer that comes later is no
+//! answer, and what it may have taken is given back by operation id. Who waits for the verdict is told
+//! `limiter_unavailable`, by the rule of the gate that asked.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use portcullis_decision::allowance::Allowances;
+use portcullis_decision::charge::ChargePlan;
+use portcullis_decision::class::{Dependency, FailureClass};
+use portcullis_decision::config::{Profile, ServiceConfig};
+use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step};
+use portcullis_decision::log_line::{Level, LogLine};
+use portcullis_decision::rules::Choice;
+use portcullis_decision::verdict::{Unavailability, Verdict};
+use portcullis_decision::wire::{DecideAnswer, DecideRequest};
+use tokio::time::Instant;
+
+use crate::flights::{Flights, Seat};
+use crate::give_back::GiveBack;
+use crate::limiter::Limiter;
+use crate::limiter::watched::WatchedLimiter;
+use crate::logs::Journal;
+use crate::metrics::Metrics;
+use crate::{after, locked, millis_since};
+
+mod told;
+
+/// What a budget has to leave beside one store operation, in milliseconds.
+const BUDGET_SLACK_MS: u64 = 20;
+
+/// Decides requests.
+pub struct Decider {
+    /// The only profile whose filters are answered.
+    pub profile: Profile,
+    /// `None`: there is no limiter (development only).
+    pub(crate) limiter: Option<WatchedLimiter>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) journal: Arc<Journal>,
+    operator: Operator,
+    op_timeout_ms: u64,
+    give_back: Arc<GiveBack>,
+    flights: Flights,
+    allowances: Mutex<Allowances>,
+    epoch: Instant,
+    short_budget_is_told: AtomicBool,
+}
+
+impl Decider {
+    /// A decider by this configuration, over `limiter`, which `open` made of it.
+    pub fn new(
+        config: &ServiceConfig,
+        limiter: Option<Arc<dyn Limiter>>,
+        metrics: Arc<Metrics>,
+        journal: Arc<Journal>,
+    ) -> Self {
+        let op_timeout = Duration::from_millis(config.limiter.op_timeout_ms);
+        let slot_ttl = Duration::from_secs(config.limiter.slot_ttl_s);
+        let watch = |limiter| {
+            WatchedLimiter::new(
+                limiter,
+                op_timeout,
+                slot_ttl,
+                Arc::clone(&metrics),
+                Arc::clone(&journal),
+            )
+        };
+        Self {
+            profile: config.profile,
+            limiter: limiter.map(watch),
+            operator: Operator {
+                tiers: config.capacity.clone(),
+                window_s: config.limiter.window_s,
+                slot_ttl_ms: config.limiter.slot_ttl_s.saturating_mul(1000),
+            },
+            op_timeout_ms: config.limiter.op_timeout_ms,
+            give_back: Arc::new(GiveBack::new(Arc::clone(&metrics))),
+            flights: Flights::default(),
+            allowances: Mutex::default(),
+            epoch: Instant::now(),
+            short_budget_is_told: AtomicBool::new(false),
+            metrics,
+            journal,
+        }
+    }
+
+    /// The give-backs that wait.
+    pub fn give_back(&self) -> Arc<GiveBack> {
+        Arc::clone(&self.give_back)
+    }
+
+    /// The limiter, if there is one.
+    pub fn limiter(&self) -> Option<&WatchedLimiter> {
+        self.limiter.as_ref()
+    }
+
+    /// Decides a request that arrived at `arrived`. A repetition of an operation under way gets its answer.
+    pub async fn decide(&self, request: &DecideRequest, arrived: Instant) -> DecideAnswer {
+        match self.flights.board(request.op) {
+            Seat::Pilot(pilot) => {
+                let (answer, gave_back) = self.evaluate(request, arrived).await;
+                pilot.land(&answer, gave_back);
+                answer
+            }
+            Seat::Passenger(passenger) => passenger.answer().await.unwrap_or_else(|| {
+                let unavailable = Unavailability {
+                    dependency: Dependency::Limiter,
+                    gate: None,
+                };
+                DecideAnswer {
+                    op: request.op,
+                    verdict: Verdict::Unavailable(unavailable),
+                }
+            }),
+        }
+    }
+
+    /// The answer, and whether something was or will be given back.
+    async fn evaluate(&self, request: &DecideRequest, arrived: Instant) -> (DecideAnswer, bool) {
+        self.warn_of_a_short_budget(request);
+        let deadline = after(arrived, Duration::from_millis(request.budget_ms));
+        let mut allow = |class: FailureClass, choice: Choice| {
+            locked(&self.allowances).admit(class, choice, millis_since(self.epoch))
+        };
+        let mut evaluation = Evaluation::new(request, &self.operator);
+        let mut gave_back = false;
+        let verdict = loop {
+            match evaluation.step(&mut allow) {
+                Step::Charge(plan) => {
+                    let answer = self.charge(&plan, deadline, &mut gave_back).await;
+                    evaluation.charged(answer, &mut allow);
+                }
+                Step::GiveBack(op) => {
+                    gave_back = true;
+                    // At once while there is time, so that who is told of a denial finds nothing charged by it.
+                    let now_told = match &self.limiter {
+                        Some(limiter) if Instant::now() < deadline => limiter.cancel(&[op]).await.is_ok(),
+                        _ => false,
+                    };
+                    if !now_told {
+                        self.give_back.later(op);
+                    }
+                }
+                Step::Done(verdict) => break verdict,
+            }
+        };
+        self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
+        self.metrics.verdict(&verdict);
+        self.tell(request, &verdict);
+        (
+            DecideAnswer {
+                op: request.op,
+                verdict,
+            },
+            gave_back,
+        )
+    }
+
+    async fn charge(&self, plan: &ChargePlan, deadline: Instant, gave_back: &mut bool) -> LimiterAnswer {
+        let Some(limiter) = &self.limiter else {
+            return LimiterAnswer::NoLimiter;
+        };
+        if Instant::now() >= deadline {
+            self.metrics.dependency_error(Dependency::Limiter, "budget_spent");
+            return LimiterAnswer::Unavailable;
+        }
+        match limiter.charge(plan, deadline).await {
+            Ok(charged) => LimiterAnswer::Charged(charged),
+            Err(fault) => {
+                if fault.may_have_happened() {
+                    *gave_back = true;
+                    self.give_back.later(plan.op);
+                }
+                LimiterAnswer::Unavailable
+            }
+        }
+    }
+
+    /// A filter that can't wait for one store operation gets outages instead of answers; said once, since its
+    /// configuration doesn't change while it runs.
+    fn warn_of_a_short_budget(&self, request: &DecideRequest) {
+        let least_ms = self.op_timeout_ms.saturating_add(BUDGET_SLACK_MS);
+        if request.budget_ms >= least_ms || self.short_budget_is_told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let message = format!(
+            "a filter allows {} ms for a decision, less than the {least_ms} ms that one limiter operation may need: raise \
+             its decision.timeout_ms or lower limiter.op_timeout_ms",
+            request.budget_ms
+        );
+        let mut line = LogLine::new(Level::Warn, "short_budget", message);
+        line.rules = Some(request.rules.clone());
+        self.journal.write(None, line);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

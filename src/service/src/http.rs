@@ -1,0 +1,178 @@
+//! The routes: JSON in, JSON out. What an answer means is decided elsewhere; a status other than 200 on `/v1/decide` is no
+//! verdict, and the filter treats it as `decision_unavailable`.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use portcullis_decision::config::Profile;
+use portcullis_decision::evaluation::request_fault;
+use portcullis_decision::wire::{DECIDE_PATH, DecideRequest, SETTLE_PATH, SettleRequest};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::decide::Decider;
+use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::readiness::Readiness;
+
+/// Largest body of a decision, in bytes: an envelope's ids and limits take a few kilobytes.
+const LARGEST_DECIDE: usize = 64 * 1024;
+/// Largest settle batch, in bytes.
+const LARGEST_SETTLE: usize = 1024 * 1024;
+
+/// What the routes share.
+#[derive(Clone)]
+pub struct App {
+    /// Decides.
+    pub decider: Arc<Decider>,
+    /// Knows the dependencies.
+    pub readiness: Arc<Readiness>,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+    /// Held by every decision under way, so that a shutdown can wait for those whose connection has gone.
+    pub under_way: mpsc::Sender<()>,
+}
+
+/// The routes of the service.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route(DECIDE_PATH, post(decide).layer(DefaultBodyLimit::max(LARGEST_DECIDE)))
+        .route(SETTLE_PATH, post(settle).layer(DefaultBodyLimit::max(LARGEST_SETTLE)))
+        .route("/live", get(live))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .fallback(async || Refusal(StatusCode::NOT_FOUND, "no such path".to_owned()))
+        .with_state(app)
+}
+
+/// When the request's head arrived: the start of its budget. The first argument of a handler, so that reading the body
+/// counts.
+struct Arrived(Instant);
+
+impl<S: Sync> FromRequestParts<S> for Arrived {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(Instant::now()))
+    }
+}
+
+fn answered(status: StatusCode, body: String) -> Response {
+    let json = HeaderValue::from_static("application/json");
+    (status, [(header::CONTENT_TYPE, json)], body).into_response()
+}
+
+/// No answer, and why; `{"error": reason}`.
+struct Refusal(StatusCode, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        answered(self.0, json!({"error": self.1}).to_string())
+    }
+}
+
+/// The request in a body, or what is wrong with it.
+fn parsed<T: for<'de> serde::Deserialize<'de>>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
+    let body = body.map_err(|rejection| Refusal(rejection.status(), rejection.body_text()))?;
+    serde_json::from_slice(&body).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.to_string()))
+}
+
+fn json_answer(answer: &impl serde::Serialize) -> Result<Response, Refusal> {
+    let text = serde_json::to_string(answer).map_err(|_| {
+        Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the answer cannot be written".to_owned(),
+        )
+    })?;
+    Ok(answered(StatusCode::OK, text))
+}
+
+impl App {
+    /// The request in a body. What can't be read is logged too: to the filter it is an outage, and only the log says why.
+    fn read<T: for<'de> serde::Deserialize<'de>>(
+        &self,
+        what: &str,
+        body: Result<Bytes, BytesRejection>,
+    ) -> Result<T, Refusal> {
+        parsed(body).inspect_err(|Refusal(_, reason)| self.decider.tell_of_a_refusal(what, reason))
+    }
+
+    /// Refuses a filter of another profile: neither side can know which one is configured wrongly.
+    fn same_profile(&self, theirs: Profile, what: &str) -> Result<(), Refusal> {
+        let ours = self.decider.profile;
+        if theirs == ours {
+            return Ok(());
+        }
+        self.decider.tell_of_another_profile(theirs.name(), what);
+        let reason = format!("the filter's profile is {theirs}, the service's is {ours}");
+        Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, reason))
+    }
+}
+
+async fn decide(
+    State(app): State<App>,
+    Arrived(at): Arrived,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Refusal> {
+    let request: DecideRequest = app.read("a decision", body)?;
+    app.same_profile(request.profile, "a decision")?;
+    if let Some(fault) = request_fault(&request) {
+        app.decider.tell_of_a_refusal("a decision", fault);
+        return Err(Refusal(StatusCode::BAD_REQUEST, fault.to_owned()));
+    }
+    let App { decider, under_way, .. } = app;
+    // A task of its own: when the connection goes away this handler is dropped, and the decision goes on to its end, so
+    // that what it charges is either answered for or given back.
+    let decision = tokio::spawn(async move {
+        let answer = decider.decide(&request, at).await;
+        drop(under_way);
+        answer
+    });
+    match decision.await {
+        Ok(answer) => json_answer(&answer),
+        Err(_) => Err(Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the decision ended without an answer".to_owned(),
+        )),
+    }
+}
+
+async fn settle(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, Refusal> {
+    let request: SettleRequest = app.read("a settle batch", body)?;
+    app.same_profile(request.profile, "a settle batch")?;
+    let answer = app
+        .decider
+        .settle(request)
+        .await
+        .map_err(|fault| Refusal(StatusCode::SERVICE_UNAVAILABLE, format!("the limiter failed: {fault}")))?;
+    json_answer(&answer)
+}
+
+async fn live() -> Response {
+    answered(StatusCode::OK, json!({"live": true}).to_string())
+}
+
+async fn ready(State(app): State<App>) -> Response {
+    let (ready, body): (bool, Value) = app.readiness.report();
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    answered(status, body.to_string())
+}
+
+async fn metrics(State(app): State<App>) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], app.metrics.encode()).into_response()
+}
+
+#[cfg(test)]
+mod tests;

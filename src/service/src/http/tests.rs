@@ -1,0 +1,79 @@
+//! What a request's handler leaves behind when nobody waits for it any more.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use portcullis_decision::config::{Environment, ServiceConfig};
+use tokio::time::timeout;
+use tower_service::Service as _;
+
+use super::*;
+use crate::decide::tests::{Mood, given_back, over, request};
+use crate::limiter::StoreFault;
+
+/// An app, and what ends when no decision is under way any more.
+fn app(decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
+    let text = br#"{"profile": "development", "listen": "127.0.0.1:0"}"#;
+    let config = ServiceConfig::parse(text, &Environment::default()).unwrap();
+    let metrics = Arc::clone(&decider.metrics);
+    let readiness = Arc::new(Readiness::new(&config, None, Arc::clone(&metrics)));
+    let (under_way, all_done) = mpsc::channel(1);
+    (
+        App {
+            decider,
+            readiness,
+            metrics,
+            under_way,
+        },
+        all_done,
+    )
+}
+
+fn post(path: &str, body: &impl serde::Serialize) -> Request {
+    Request::post(path)
+        .body(Body::from(serde_json::to_vec(body).unwrap()))
+        .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_goes_on_to_its_end_when_its_connection_goes_away() {
+    let (decider, moody) = over(&[Mood::GrantAfter(300)]);
+    let (app, mut all_done) = app(decider);
+    let decider = Arc::clone(&app.decider);
+    let request = request(1, json!({}));
+    let handler = router(app).call(post(DECIDE_PATH, &request));
+    timeout(Duration::from_millis(10), handler).await.unwrap_err();
+    assert!(
+        !decider.metrics.encode().contains("portcullis_verdicts_total"),
+        "not decided yet"
+    );
+    timeout(Duration::from_secs(1), all_done.recv()).await.unwrap();
+    assert!(
+        decider
+            .metrics
+            .encode()
+            .contains(r#"portcullis_verdicts_total{verdict="unavailable""#)
+    );
+    assert_eq!(given_back(&decider, &moody).await, [request.op]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settle_batch_that_the_limiter_does_not_take_is_503_without_the_stores_words() {
+    let (decider, moody) = over(&[]);
+    moody.fail_cancels(1);
+    let (app, _all_done) = app(decider);
+    let batch = json!({"profile": "development", "cancels": [request(1, json!({})).op]});
+    let mut router = router(app);
+    let refused = router.call(post(SETTLE_PATH, &batch)).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let body = axum::body::to_bytes(refused.into_body(), 1024).await.unwrap();
+    assert_eq!(
+        body,
+        format!(r#"{{"error":"the limiter failed: {}"}}"#, StoreFault::Connection)
+    );
+    assert_eq!(
+        router.call(post(SETTLE_PATH, &batch)).await.unwrap().status(),
+        StatusCode::OK
+    );
+}

@@ -1,0 +1,55 @@
+//! The decision service of Portcullis: HTTP in front of the pure decisions, stores behind them.
+//!
+//! What a request's fate is stands in `portcullis-decision`; here is what that crate leaves out on purpose: clocks,
+//! sockets, stores, logs and metrics.
+//!
+//! Left out for now: stores outside the process (they implement [`limiter::Limiter`]), policies and meters.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        missing_docs
+    )
+)]
+
+pub mod check;
+pub mod cli;
+pub mod connections;
+pub mod decide;
+pub mod flights;
+pub mod give_back;
+pub mod http;
+pub mod limiter;
+pub mod logs;
+pub mod metrics;
+pub mod readiness;
+pub mod serve;
+pub mod settle;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The lock, also after a panic of another holder: every value behind one is sound between any two statements.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `duration` after `instant`; a duration beyond the clock's range counts as a day.
+fn after(instant: Instant, duration: Duration) -> Instant {
+    let day = Duration::from_secs(86_400);
+    instant
+        .checked_add(duration)
+        .or_else(|| instant.checked_add(day))
+        .unwrap_or(instant)
+}
+
+/// Whole milliseconds since `epoch`, on the monotonic clock.
+fn millis_since(epoch: Instant) -> u64 {
+    u64::try_from(Instant::now().saturating_duration_since(epoch).as_millis()).unwrap_or(u64::MAX)
+}

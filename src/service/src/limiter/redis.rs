@@ -1,0 +1,281 @@
+//! `redis://` and `rediss://`: Redis 7.0 and later, or Valkey. Each operation is one script, and one round trip.
+//!
+//! What counts is decided in the scripts (`*.lua`, beside this file), by the server's clock; they do the same as
+//! `portcullis_decision::ledger`. Here is what can go wrong on the way there: two connections, each with a keeper that
+//! replaces it (`lane`); an operation whose reply was lost with its connection is asked once more, under the same id.
+//!
+//! Left out on purpose: log lines and metrics ([`super::watched`]), and clusters, whose keys live apart.
+
+mod address;
+mod fault;
+mod lane;
+mod link;
+mod script;
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use portcullis_decision::charge::{ChargePlan, Charged};
+use portcullis_decision::config::{LimiterConfig, StoreUrl};
+use portcullis_decision::operation::OperationId;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use self::fault::Then;
+use self::lane::{Dialer, Lane};
+use self::link::{Link, Refusal};
+use self::script::{Answer as Words, Call};
+use super::{Answer, Limiter, OpenFault, StoreFault};
+
+/// Connections of one process: a second so that one that went bad alone takes nothing with it.
+const LANES: usize = 2;
+/// Timeouts in a row, whichever the connection, that end all of them: the store is frozen, or out of reach.
+const TIMEOUTS_TO_BREAK_ALL: u32 = 3;
+/// Operations of a batch that travel in one message.
+const BATCH: usize = 64;
+
+/// A limiter in a Redis.
+#[derive(Debug)]
+pub struct RedisLimiter {
+    scheme: &'static str,
+    prefix: String,
+    /// A timeout says something about the store only if it was given at least this long.
+    telling_wait: Duration,
+    dialer: Arc<Dialer>,
+    lanes: [Arc<Lane>; LANES],
+    next_lane: AtomicUsize,
+    timeouts: AtomicU32,
+    keepers: OnceLock<Vec<AbortHandle>>,
+}
+
+impl Drop for RedisLimiter {
+    fn drop(&mut self) {
+        self.keepers.get().into_iter().flatten().for_each(AbortHandle::abort);
+    }
+}
+
+impl RedisLimiter {
+    /// The limiter at `url`. Dials nothing before its first operation, so it needs no runtime.
+    ///
+    /// # Errors
+    /// An address that can't be read.
+    pub fn open(url: &StoreUrl, config: &LimiterConfig) -> Result<Self, OpenFault> {
+        let op_timeout = Duration::from_millis(config.op_timeout_ms);
+        let client = address::client(url.secret())?;
+        let prefix = config.key_prefix.clone();
+        Ok(Self {
+            scheme: if url.scheme() == "rediss" { "rediss" } else { "redis" },
+            prefix: prefix.clone(),
+            telling_wait: op_timeout.checked_div(4).unwrap_or_default(),
+            dialer: Arc::new(Dialer {
+                client,
+                prefix,
+                op_timeout,
+            }),
+            lanes: std::array::from_fn(|_| Arc::new(Lane::new())),
+            next_lane: AtomicUsize::new(0),
+            timeouts: AtomicU32::new(0),
+            keepers: OnceLock::new(),
+        })
+    }
+
+    /// Starts the keepers, at the first operation.
+    fn start(&self) {
+        self.keepers.get_or_init(|| {
+            let keep = |lane: &Arc<Lane>| {
+                lane.is_started();
+                tokio::spawn(Arc::clone(lane).keep(Arc::clone(&self.dialer))).abort_handle()
+            };
+            self.lanes.iter().map(keep).collect()
+        });
+    }
+
+    /// A connection, and where it belongs: in turn, else any that is there, else one that is soon to be.
+    async fn choose(&self, deadline: Instant) -> Option<(&Lane, Arc<Link>)> {
+        let turn = self.next_lane.fetch_add(1, Ordering::Relaxed).checked_rem(LANES)?;
+        let lanes = || self.lanes.iter().cycle().skip(turn).take(LANES);
+        if let Some(found) = lanes().find_map(|lane| Some((lane.as_ref(), lane.link()?))) {
+            return Some(found);
+        }
+        let lane = lanes().find(|lane| lane.awaited_until().is_some())?;
+        Some((lane, lane.wait(deadline).await?))
+    }
+
+    /// Runs calls of one script. If the connection breaks under them they are asked once more, over another one: the same
+    /// ids, so nothing is counted twice.
+    async fn ask(&self, calls: &[Call], deadline: Instant) -> Result<Vec<Words>, StoreFault> {
+        self.start();
+        let mut lost = false;
+        loop {
+            let fault = match self.choose(deadline).await {
+                None => StoreFault::CircuitOpen,
+                Some((lane, link)) => match Attempt::new(self, lane, link, deadline).run(calls).await {
+                    Ok(answers) => return Ok(answers),
+                    Err(StoreFault::Connection) if !lost => {
+                        lost = true;
+                        continue;
+                    }
+                    Err(fault) => fault,
+                },
+            };
+            // The one that was lost may have been carried out, whatever became of the second.
+            return Err(if lost && !fault.may_have_happened() {
+                StoreFault::Connection
+            } else {
+                fault
+            });
+        }
+    }
+
+    /// Runs one call for each operation.
+    async fn ask_each<T>(
+        &self,
+        ops: &[OperationId],
+        deadline: Instant,
+        call: impl Fn(OperationId) -> Call + Send + Sync,
+        mut take: impl FnMut(OperationId, &Words) -> Option<T> + Send,
+    ) -> Result<Vec<T>, StoreFault> {
+        let mut taken = Vec::with_capacity(ops.len());
+        for batch in ops.chunks(BATCH) {
+            let calls: Vec<Call> = batch.iter().map(|op| call(*op)).collect();
+            for (op, words) in batch.iter().zip(self.ask(&calls, deadline).await?) {
+                taken.push(take(*op, &words).ok_or(StoreFault::NotSensible)?);
+            }
+        }
+        Ok(taken)
+    }
+}
+
+/// One try over one connection. Its timeout counts even if the caller, who has the same deadline, stops waiting first.
+struct Attempt<'a> {
+    limiter: &'a RedisLimiter,
+    lane: &'a Lane,
+    link: Arc<Link>,
+    start: Instant,
+    deadline: Instant,
+    is_settled: bool,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(limiter: &'a RedisLimiter, lane: &'a Lane, link: Arc<Link>, deadline: Instant) -> Self {
+        Self {
+            limiter,
+            lane,
+            link,
+            start: Instant::now(),
+            deadline,
+            is_settled: false,
+        }
+    }
+
+    async fn run(mut self, calls: &[Call]) -> Result<Vec<Words>, StoreFault> {
+        let result: Result<_, Refusal> = self.link.ask(calls, self.deadline).await;
+        match result {
+            Err((StoreFault::Timeout, Then::Keep)) => Err(StoreFault::Timeout),
+            result => {
+                self.is_settled = true;
+                self.lane.answered();
+                self.limiter.timeouts.store(0, Ordering::Relaxed);
+                result.map_err(|(fault, then)| {
+                    if then == Then::Redial {
+                        self.lane.drop_link(&self.link, fault);
+                    }
+                    fault
+                })
+            }
+        }
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let told = self.deadline.saturating_duration_since(self.start) >= self.limiter.telling_wait;
+        if self.is_settled || !told || Instant::now() < self.deadline {
+            return;
+        }
+        let all = self.limiter.timeouts.fetch_add(1, Ordering::Relaxed).saturating_add(1) >= TIMEOUTS_TO_BREAK_ALL;
+        if self.lane.timed_out() || all {
+            self.lane.drop_link(&self.link, StoreFault::Timeout);
+        }
+        if all {
+            for lane in &self.limiter.lanes {
+                if let Some(link) = lane.link() {
+                    lane.drop_link(&link, StoreFault::Timeout);
+                }
+            }
+        }
+    }
+}
+
+impl Limiter for RedisLimiter {
+    fn scheme(&self) -> &'static str {
+        self.scheme
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn charge<'a>(&'a self, plan: &'a ChargePlan, slot_ttl: Duration, deadline: Instant) -> Answer<'a, Charged> {
+        Box::pin(async move {
+            let call = Call::charge(&self.prefix, plan, slot_ttl);
+            let answers = self.ask(&[call], deadline).await?;
+            answers
+                .first()
+                .and_then(|answer| answer.charged(plan.entries.len()))
+                .ok_or(StoreFault::NotSensible)
+        })
+    }
+
+    fn cancel<'a>(&'a self, ops: &'a [OperationId], deadline: Instant) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let call = |op| Call::cancel(&self.prefix, op);
+            self.ask_each(ops, deadline, call, |_, words| words.done())
+                .await
+                .map(drop)
+        })
+    }
+
+    fn release<'a>(&'a self, ops: &'a [OperationId], deadline: Instant) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let call = |op| Call::release(&self.prefix, op);
+            self.ask_each(ops, deadline, call, |_, words| words.done())
+                .await
+                .map(drop)
+        })
+    }
+
+    fn renew<'a>(
+        &'a self,
+        ops: &'a [OperationId],
+        slot_ttl: Duration,
+        deadline: Instant,
+    ) -> Answer<'a, Vec<OperationId>> {
+        Box::pin(async move {
+            let call = |op| Call::renew(&self.prefix, op, slot_ttl);
+            let lost = |op, words: &Words| words.kept().map(|kept| (!kept).then_some(op));
+            Ok(self
+                .ask_each(ops, deadline, call, lost)
+                .await?
+                .into_iter()
+                .flatten()
+                .collect())
+        })
+    }
+
+    fn ping(&self, deadline: Instant) -> Answer<'_, ()> {
+        Box::pin(async move {
+            match self.ask(&[Call::probe(&self.prefix)], deadline).await {
+                Ok(answers) => answers.first().and_then(Words::done).ok_or(StoreFault::NotSensible),
+                // Who asks how the store is wants to know why it is not asked.
+                Err(StoreFault::CircuitOpen) => Err(self
+                    .lanes
+                    .iter()
+                    .find_map(|lane| lane.fault())
+                    .unwrap_or(StoreFault::CircuitOpen)),
+                Err(fault) => Err(fault),
+            }
+        })
+    }
+}

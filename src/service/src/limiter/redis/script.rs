@@ -1,0 +1,277 @@
+//! The scripts, their arguments, and what their answers mean. The algorithm stands in the `.lua` files.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use portcullis_decision::charge::{ChargePlan, Charged, EntryState};
+use portcullis_decision::limits::Resource;
+use portcullis_decision::operation::OperationId;
+use redis::Value;
+
+/// How long an operation is remembered beyond what it took: longer than any retry or late cancel.
+const GRACE: Duration = Duration::from_secs(60);
+/// Above every limit, and the last of the integers that Lua's numbers tell apart: a larger cost is as far over.
+const LARGEST_COST: u64 = 1 << 53;
+
+/// A script with the name under which the server keeps it.
+#[derive(Debug)]
+pub(super) struct Script {
+    pub(super) source: &'static str,
+    pub(super) sha: String,
+}
+
+fn script(source: &'static str) -> Script {
+    Script {
+        source,
+        sha: redis::Script::new(source).get_hash().to_owned(),
+    }
+}
+
+static CHARGE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../charge.lua")));
+static CANCEL: LazyLock<Script> = LazyLock::new(|| script(include_str!("../cancel.lua")));
+static RELEASE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../release.lua")));
+static RENEW: LazyLock<Script> = LazyLock::new(|| script(include_str!("../renew.lua")));
+static PROBE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../probe.lua")));
+
+/// One run of a script. The first argument comes back as the first word of the answer.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) script: &'static Script,
+    pub(super) keys: Vec<String>,
+    pub(super) arguments: Vec<String>,
+}
+
+impl Call {
+    pub(super) fn charge(prefix: &str, plan: &ChargePlan, slot_ttl: Duration) -> Self {
+        let mut keys = vec![record(prefix, plan.op)];
+        let mut arguments = vec![plan.op.to_string(), ms(slot_ttl), ms(GRACE)];
+        for entry in &plan.entries {
+            keys.push(format!("{prefix}:{}", entry.key));
+            let kind = if entry.resource == Resource::Concurrency {
+                "s"
+            } else {
+                "w"
+            };
+            arguments.extend([
+                kind.to_owned(),
+                entry.limit.to_string(),
+                entry.cost.min(LARGEST_COST).to_string(),
+                ms(Duration::from_secs(entry.window_s)),
+            ]);
+        }
+        Self {
+            script: &CHARGE,
+            keys,
+            arguments,
+        }
+    }
+
+    pub(super) fn cancel(prefix: &str, op: OperationId) -> Self {
+        Self {
+            script: &CANCEL,
+            keys: vec![record(prefix, op)],
+            arguments: vec![op.to_string(), ms(GRACE)],
+        }
+    }
+
+    pub(super) fn release(prefix: &str, op: OperationId) -> Self {
+        Self {
+            script: &RELEASE,
+            keys: vec![record(prefix, op)],
+            arguments: vec![op.to_string()],
+        }
+    }
+
+    pub(super) fn renew(prefix: &str, op: OperationId, slot_ttl: Duration) -> Self {
+        let arguments = vec![op.to_string(), ms(slot_ttl), ms(GRACE)];
+        Self {
+            script: &RENEW,
+            keys: vec![record(prefix, op)],
+            arguments,
+        }
+    }
+
+    pub(super) fn probe(prefix: &str) -> Self {
+        let keys = vec![format!("{prefix}:ping"), format!("{prefix}:ping:slots")];
+        Self {
+            script: &PROBE,
+            keys,
+            arguments: vec!["probe".to_owned()],
+        }
+    }
+
+    /// The command that runs it: by its name, or with its whole text, which the server then knows.
+    pub(super) fn command(&self, with_text: bool) -> redis::Cmd {
+        let mut command = redis::cmd(if with_text { "EVAL" } else { "EVALSHA" });
+        command.arg(if with_text {
+            self.script.source
+        } else {
+            &self.script.sha
+        });
+        command.arg(self.keys.len()).arg(&self.keys).arg(&self.arguments);
+        command
+    }
+
+    /// The answer without its echo, or `None` if it is an answer to something else.
+    pub(super) fn answer(&self, value: Value) -> Option<Answer> {
+        let Value::Array(values) = value else { return None };
+        let mut values = values.into_iter();
+        let echo = text(values.next()?)?;
+        (Some(&echo) == self.arguments.first()).then_some(())?;
+        let word = text(values.next()?)?;
+        let figures = values
+            .map(|value| match value {
+                Value::Int(figure) => u64::try_from(figure).ok(),
+                _ => None,
+            })
+            .collect::<Option<Vec<u64>>>()?;
+        Some(Answer { word, figures })
+    }
+}
+
+/// What a script says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    word: String,
+    figures: Vec<u64>,
+}
+
+impl Answer {
+    /// As the answer to a charge of so many entries, or `None` if it isn't one.
+    pub(super) fn charged(&self, entries: usize) -> Option<Charged> {
+        let states: Vec<EntryState> = self
+            .figures
+            .chunks(3)
+            .map(|three| match three {
+                [used, reset_ms, exhausted @ (0 | 1)] => Some(EntryState {
+                    used: *used,
+                    reset_ms: *reset_ms,
+                    exhausted: *exhausted == 1,
+                }),
+                _ => None,
+            })
+            .collect::<Option<_>>()?;
+        let exhausted = states.iter().any(|state| state.exhausted);
+        match self.word.as_str() {
+            "granted" if states.len() == entries && !exhausted => Some(Charged::Granted(states)),
+            "denied" if states.len() == entries && exhausted => Some(Charged::Denied(states)),
+            "cancelled" if states.is_empty() => Some(Charged::Cancelled),
+            _ => None,
+        }
+    }
+
+    /// As the answer of a script that has nothing to say.
+    pub(super) fn done(&self) -> Option<()> {
+        (self.word == "done").then_some(())
+    }
+
+    /// As the answer to a renewal: whether every slot was still held.
+    pub(super) fn kept(&self) -> Option<bool> {
+        match self.word.as_str() {
+            "kept" => Some(true),
+            "lost" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+fn record(prefix: &str, op: OperationId) -> String {
+    format!("{prefix}:op:{op}")
+}
+
+fn ms(duration: Duration) -> String {
+    duration.as_millis().to_string()
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OP: &str = "000102030405060708090a0b0c0d0e0f";
+
+    fn cancel() -> Call {
+        Call::cancel("p", OperationId::parse(OP).unwrap())
+    }
+
+    fn words(words: &[&str]) -> Value {
+        Value::Array(
+            words
+                .iter()
+                .map(|word| Value::BulkString(word.as_bytes().to_vec()))
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn an_answer_to_another_operation_is_none() {
+        assert!(cancel().answer(words(&[OP, "done"])).is_some());
+        for other in [
+            words(&["ff", "done"]),
+            words(&[OP]),
+            words(&[]),
+            Value::Okay,
+            Value::Nil,
+        ] {
+            assert_eq!(cancel().answer(other.clone()), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_charge_is_only_believed_if_word_and_figures_agree() {
+        let answer = |word: &str, figures: &[u64]| Answer {
+            word: word.to_owned(),
+            figures: figures.to_vec(),
+        };
+        let state = EntryState {
+            used: 3,
+            reset_ms: 7,
+            exhausted: true,
+        };
+        assert_eq!(
+            answer("denied", &[3, 7, 1]).charged(1),
+            Some(Charged::Denied(vec![state]))
+        );
+        assert_eq!(answer("cancelled", &[]).charged(1), Some(Charged::Cancelled));
+        for (word, figures) in [
+            ("denied", &[3, 7, 0][..]),
+            ("granted", &[3, 7, 1]),
+            ("granted", &[3, 7]),
+            ("granted", &[3, 7, 2]),
+            ("granted", &[]),
+            ("done", &[3, 7, 0]),
+        ] {
+            assert_eq!(answer(word, figures).charged(1), None, "{word} {figures:?}");
+        }
+    }
+
+    #[test]
+    fn no_time_of_this_process_goes_into_a_script() {
+        // Clocks of service processes differ; a duration is the same everywhere.
+        let plan = ChargePlan {
+            op: OperationId::parse(OP).unwrap(),
+            entries: Vec::new(),
+        };
+        let ttl = Duration::from_secs(30);
+        let calls = || {
+            [
+                Call::charge("p", &plan, ttl),
+                cancel(),
+                Call::release("p", plan.op),
+                Call::renew("p", plan.op, ttl),
+            ]
+            .map(|call| call.arguments)
+        };
+        let first = calls();
+        assert_eq!(first, calls());
+        assert_eq!(first[0], [OP, "30000", "60000"]);
+        assert_eq!(first[3], [OP, "30000", "60000"]);
+    }
+}

@@ -1,0 +1,14 @@
+//! The command `portcullis`: reads its arguments, runs one subcommand, ends with its exit code. All else is in the library.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use portcullis_service::cli::{Cli, Command};
+use portcullis_service::{check, serve};
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Check { files } => check::run(&files),
+    }
+}

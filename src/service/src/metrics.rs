@@ -1,0 +1,190 @@
+//! The service's metrics: a closed list, each defined once, in the text format of OpenMetrics and Prometheus.
+
+use std::sync::atomic::AtomicU64;
+
+use portcullis_decision::class::{Dependency, FailureClass};
+use portcullis_decision::verdict::{Bypass, Verdict};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// Media type of [`Metrics::encode`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Upper bounds of the histograms' buckets, in seconds: from memory's microseconds to the longest sensible budget.
+const SECONDS: [f64; 13] = [
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
+];
+
+type Labels<const N: usize> = [(&'static str, &'static str); N];
+
+/// All metrics of one service.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    verdicts: Family<Labels<2>, Counter>,
+    dependency_errors: Family<Labels<2>, Counter>,
+    dependency_up: Family<Labels<1>, Gauge>,
+    bypassed: Family<Labels<2>, Counter>,
+    /// Whether a policy is loaded and fresh.
+    pub policy_enforced: Gauge,
+    /// Whether there is a limiter, and it answers.
+    pub limits_enforced: Gauge,
+    /// From a request's arrival to its verdict.
+    pub decide_seconds: Histogram,
+    /// Operations of the limiter.
+    pub limiter_seconds: Histogram,
+    /// Renewals whose slot had lapsed.
+    pub slot_lost: Counter,
+    /// Admissions without any limiter.
+    pub unenforced: Counter,
+    /// Give-backs that found no room or grew too old; what they stood for lapses in the store.
+    pub give_back_dropped: Counter,
+    build_info: Family<Vec<(&'static str, String)>, Gauge<i64, std::sync::atomic::AtomicI64>>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut metrics = Self {
+            registry: Registry::with_prefix("portcullis"),
+            verdicts: Family::default(),
+            dependency_errors: Family::default(),
+            dependency_up: Family::default(),
+            bypassed: Family::default(),
+            policy_enforced: Gauge::default(),
+            limits_enforced: Gauge::default(),
+            decide_seconds: Histogram::new(SECONDS),
+            limiter_seconds: Histogram::new(SECONDS),
+            slot_lost: Counter::<u64, AtomicU64>::default(),
+            unenforced: Counter::default(),
+            give_back_dropped: Counter::default(),
+            build_info: Family::default(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl Metrics {
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        registry.register(
+            "verdicts",
+            "Decisions, by verdict and failure class",
+            self.verdicts.clone(),
+        );
+        registry.register(
+            "dependency_errors",
+            "Operations that a dependency did not answer sensibly or in time",
+            self.dependency_errors.clone(),
+        );
+        registry.register(
+            "dependency_up",
+            "Whether a configured dependency answers",
+            self.dependency_up.clone(),
+        );
+        registry.register(
+            "bypassed",
+            "Gates that were opened unchecked, by class and gate",
+            self.bypassed.clone(),
+        );
+        registry.register(
+            "policy_enforced",
+            "1 while a policy is loaded and fresh; 0 also when none is configured",
+            self.policy_enforced.clone(),
+        );
+        registry.register(
+            "limits_enforced",
+            "1 while there is a limiter that answers; else limits are not enforced, or by the rules' choice",
+            self.limits_enforced.clone(),
+        );
+        registry.register(
+            "decide_seconds",
+            "From a request's arrival to its verdict",
+            self.decide_seconds.clone(),
+        );
+        registry.register(
+            "limiter_seconds",
+            "Operations of the limiter",
+            self.limiter_seconds.clone(),
+        );
+        registry.register(
+            "slot_lost",
+            "Renewals whose slot had lapsed: the stream goes on",
+            self.slot_lost.clone(),
+        );
+        registry.register("unenforced", "Admissions without any limiter", self.unenforced.clone());
+        registry.register(
+            "give_back_dropped",
+            "Give-backs that found no room or grew too old; what they stood for lapses in the store",
+            self.give_back_dropped.clone(),
+        );
+        registry.register("build_info", "What runs: always 1", self.build_info.clone());
+    }
+
+    /// Counts a verdict, and the gates that it passed unchecked.
+    pub fn verdict(&self, verdict: &Verdict) {
+        let class = verdict.class().map_or("none", FailureClass::name);
+        let word = match verdict {
+            Verdict::Admit(admission) => {
+                admission.bypassed.iter().for_each(|bypass| self.bypass(bypass));
+                if admission.unenforced {
+                    self.unenforced.inc();
+                }
+                "admit"
+            }
+            Verdict::Deny(_) => "deny",
+            Verdict::Unavailable(_) => "unavailable",
+        };
+        self.verdicts
+            .get_or_create(&[("verdict", word), ("class", class)])
+            .inc();
+    }
+
+    fn bypass(&self, bypass: &Bypass) {
+        self.bypassed
+            .get_or_create(&[("class", bypass.class.name()), ("gate", bypass.gate.name())])
+            .inc();
+    }
+
+    /// Counts an operation that a dependency did not answer.
+    pub fn dependency_error(&self, dependency: Dependency, kind: &'static str) {
+        self.dependency_errors
+            .get_or_create(&[("dependency", dependency.name()), ("kind", kind)])
+            .inc();
+    }
+
+    /// Says whether a dependency answers.
+    pub fn dependency_is_up(&self, dependency: Dependency, up: bool) {
+        self.dependency_up
+            .get_or_create(&[("dependency", dependency.name())])
+            .set(i64::from(up));
+        match dependency {
+            Dependency::Limiter => drop(self.limits_enforced.set(i64::from(up))),
+            Dependency::Policy => drop(self.policy_enforced.set(i64::from(up))),
+            Dependency::Metering | Dependency::Decision => {}
+        }
+    }
+
+    /// Says what runs.
+    pub fn build_info(&self, profile: &str, config_hash: &str, limiter: &str) {
+        let labels = vec![
+            ("profile", profile.to_owned()),
+            ("config_hash", config_hash.to_owned()),
+            ("limiter", limiter.to_owned()),
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        self.build_info.get_or_create(&labels).set(1);
+    }
+
+    /// The text of all metrics.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

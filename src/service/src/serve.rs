@@ -1,0 +1,171 @@
+//! `portcullis serve`: from a file to a running service, and to its end.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use portcullis_decision::config::{Faults, ServiceConfig, Tiers, fingerprint};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::check::{self, FAULTY};
+use crate::cli::ServeArguments;
+use crate::decide::Decider;
+use crate::http::{App, router};
+use crate::limiter::Limiter;
+use crate::logs::{self, Journal};
+use crate::metrics::Metrics;
+use crate::readiness::Readiness;
+use crate::{after, connections};
+
+/// How long the end may take: what is under way is answered, and what has to be given back is.
+const GRACE: Duration = Duration::from_secs(10);
+/// How long a limiter that doesn't answer may hold up the end once all requests are answered.
+const GIVE_BACK_GRACE: Duration = Duration::from_secs(2);
+/// Between two looks at whether all is given back.
+const GLANCE: Duration = Duration::from_millis(5);
+
+/// A configuration that can be served.
+struct Plan {
+    config: ServiceConfig,
+    config_hash: String,
+    limiter: Option<Arc<dyn Limiter>>,
+}
+
+/// Serves until a signal. Exit code 0 after an orderly end, 1 if it could not start, 2 for a fault of the configuration.
+pub fn run(arguments: &ServeArguments) -> ExitCode {
+    let plan = match plan(arguments) {
+        Ok(plan) => plan,
+        Err(faults) => {
+            check::report(&mut io::stderr().lock(), &arguments.config, &faults);
+            return ExitCode::from(FAULTY);
+        }
+    };
+    logs::start();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return no_start(arguments, &format!("cannot start its threads: {error}")),
+    };
+    let code = runtime.block_on(async {
+        match connections::bind(&plan.config.listen, arguments.reuse_port).await {
+            Ok(listener) => serve(plan, listener).await.map_or_else(
+                |error| no_start(arguments, &format!("cannot wait for signals: {error}")),
+                |()| ExitCode::SUCCESS,
+            ),
+            Err(error) => no_start(
+                arguments,
+                &format!("listen: cannot listen on {}: {error}", plan.config.listen),
+            ),
+        }
+    });
+    // A store that hangs must not hold up the process: what matters has been waited for.
+    runtime.shutdown_background();
+    code
+}
+
+fn no_start(arguments: &ServeArguments, why: &str) -> ExitCode {
+    drop(writeln!(io::stderr().lock(), "{}: {why}", arguments.config.display()));
+    ExitCode::FAILURE
+}
+
+fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
+    let text = check::read(&arguments.config)?;
+    let (config, limiter) = check::service(&text, &check::environment())?;
+    Ok(Plan {
+        config,
+        config_hash: fingerprint(&text),
+        limiter,
+    })
+}
+
+async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
+    let Plan {
+        config,
+        config_hash,
+        limiter,
+    } = plan;
+    // Before the first line, so that who reads it may send a signal.
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!(event = "stopping", "no longer accepting; answering what is under way");
+    };
+    let (metrics, journal) = (Arc::new(Metrics::default()), Arc::new(Journal::default()));
+    let scheme = limiter.as_ref().map_or("none", |limiter| limiter.scheme());
+    metrics.build_info(config.profile.name(), &config_hash, scheme);
+    tracing::info!(
+        event = "started",
+        listen = %listener.local_addr()?,
+        profile = config.profile.name(),
+        config_hash = config_hash,
+        limiter = scheme,
+        capacity = tiers(&config.capacity),
+        version = env!("CARGO_PKG_VERSION"),
+        "listening on {}",
+        listener.local_addr()?,
+    );
+    let readiness = Arc::new(Readiness::new(&config, limiter.as_deref(), Arc::clone(&metrics)));
+    let shared = limiter.as_ref().is_some_and(|limiter| limiter.is_shared());
+    let decider = Arc::new(Decider::new(
+        &config,
+        limiter,
+        Arc::clone(&metrics),
+        Arc::clone(&journal),
+    ));
+    decider.tell_of_a_missing_limiter();
+    tokio::spawn(Arc::clone(&journal).run());
+    if let Some(limiter) = decider.limiter() {
+        tokio::spawn(decider.give_back().run(limiter.clone()));
+        if shared {
+            tokio::spawn(Arc::clone(&readiness).run(limiter.clone()));
+        }
+    }
+    let (under_way, mut all_done) = mpsc::channel(1);
+    let app = App {
+        decider: Arc::clone(&decider),
+        readiness,
+        metrics,
+        under_way,
+    };
+    let finished = connections::serve(listener, router(app), stop, GRACE).await;
+    let end = after(Instant::now(), GIVE_BACK_GRACE);
+    // Decisions whose connection has gone; the channel ends when the last one has dropped its sender.
+    let decided = timeout_at(end, all_done.recv()).await.is_ok();
+    let give_back = decider.give_back();
+    while !give_back.is_empty() && Instant::now() < end {
+        sleep(GLANCE).await;
+    }
+    journal.flush_all();
+    if finished && decided && give_back.is_empty() {
+        tracing::info!(event = "stopped", "everything under way was answered");
+    } else {
+        tracing::warn!(event = "stopped", "something under way could not be finished in time");
+    }
+    Ok(())
+}
+
+/// The tiers that bind, for the first line: an operator sees at once whether the ones meant are there.
+fn tiers(tiers: &Tiers) -> String {
+    let named = [
+        ("platform", tiers.platform),
+        ("graph", tiers.graph),
+        ("organization", tiers.organization),
+        ("organization_model", tiers.organization_model),
+    ];
+    let named = named
+        .into_iter()
+        .filter(|(_, limits)| !limits.is_empty())
+        .map(|(name, _)| name.to_owned());
+    let lanes = tiers
+        .lanes
+        .iter()
+        .filter(|(_, limits)| !limits.is_empty())
+        .map(|(lane, _)| format!("lanes.{lane}"));
+    named.chain(lanes).collect::<Vec<_>>().join(", ")
+}

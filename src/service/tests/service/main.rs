@@ -1,0 +1,18 @@
+//! The binary as users run it: over real HTTP, with real files, signals and exit codes.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "a test stops at the first surprise, with a message"
+)]
+
+mod command_line;
+mod deciding;
+mod ending;
+mod process;
+mod settling;
+mod surfaces;
+mod wire;
