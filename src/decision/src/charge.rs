@@ -11,6 +11,7 @@ use crate::class::Code;
 use crate::config::Tiers;
 use crate::limits::{Limit, Resource, Scope, ScopeLimits, StampedLimits};
 use crate::operation::OperationId;
+use crate::policy::Plan;
 use crate::rules::Gate;
 use crate::verdict::{Denial, LimitState, contract_code};
 use crate::wire::Subject;
@@ -156,21 +157,32 @@ impl<'a> PlanBuilder<'a> {
 
     /// Adds the limits of the contract, by the filter's window.
     pub fn contract(&mut self, limits: &StampedLimits, window_s: u64) {
-        #[cfg(feature = "mutation")]
-        if crate::mutation::is_removed(Gate::Contract) {
-            return;
-        }
         for scope in Scope::CONTRACT {
             self.scope(Gate::Contract, scope, limits.of(scope), window_s);
         }
     }
 
+    /// Adds the slots of an org's plan. They are counted apart from slots that an envelope limits.
+    pub fn plan_slots(&mut self, plan: &Plan, window_s: u64) {
+        let (Some(limit), Some(org)) = (plan.concurrency.figure(), self.subject.org.as_deref()) else {
+            return;
+        };
+        let mut key = key(Scope::Org, Resource::Concurrency, &[org]);
+        key.push_str("-plan");
+        let (scope, resource) = (Scope::Org, Resource::Concurrency);
+        self.entries.push(ChargeEntry {
+            gate: Gate::Concurrency,
+            scope,
+            resource,
+            key,
+            limit,
+            cost: 1,
+            window_s,
+        });
+    }
+
     /// Adds the operator's tiers, by the service's window.
     pub fn capacity(&mut self, window_s: u64) {
-        #[cfg(feature = "mutation")]
-        if crate::mutation::is_removed(Gate::Capacity) {
-            return;
-        }
         let tiers = self.tiers;
         for (scope, limits) in [
             (Scope::Platform, tiers.platform),

@@ -69,14 +69,18 @@ pub enum FileKind {
     Filter,
     /// The service's configuration.
     Service,
+    /// A policy file.
+    Policy,
 }
 
 impl FileKind {
     /// Guesses from the keys that only one kind has; `None` if none of them is there.
     pub fn of(node: &crate::json::Node) -> Option<Self> {
         let has = |keys: &[&str]| keys.iter().any(|key| node.get(key).is_some());
-        if has(&["gates"]) {
+        if has(&["gates", "name"]) {
             Some(Self::Rules)
+        } else if has(&["orgs", "plans", "providers", "prices"]) {
+            Some(Self::Policy)
         } else if has(&["listen", "limiter", "store_url", "policy", "metering", "capacity"]) {
             Some(Self::Service)
         } else if has(&[

@@ -2,28 +2,68 @@
 //!
 //! The driver asks [`Evaluation::step`], does what it says, and reports back; nothing here waits or knows a store. The
 //! first gate that denies is the answer. A gate that is unavailable and opened is skipped; what earlier gates took is
-//! given back when a later one denies or stays closed.
+//! given back when a later one denies or stays closed. Gates of one store that stand together are one question.
 
+mod request;
+
+pub use request::{known_denial, model_is_missing, needs_decision, request_fault};
+
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::charge::{ChargePlan, Charged, PlanBuilder};
-use crate::class::{Dependency, FailureClass};
+use crate::class::{Code, Dependency, FailureClass};
 use crate::config::Tiers;
+use crate::limits::{Limit, Resource, Scope, ScopeLimits};
+use crate::metering::{MeterPlan, Metered};
 use crate::operation::OperationId;
+use crate::policy::{Lookup, OrgStatus, Plan, PolicyView};
 use crate::rules::{Choice, Gate, GateRule};
-use crate::verdict::{Admission, Bypass, Denial, Unavailability, Verdict};
+use crate::verdict::{Admission, Bypass, Denial, LimitState, Unavailability, Verdict};
 use crate::wire::DecideRequest;
+
+/// Says whether a class may be opened once more under a choice, and counts it.
+pub type Allow<'f> = dyn FnMut(FailureClass, Choice) -> bool + 'f;
 
 /// What the driver has to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
+    /// Look up the request's org, and its model's provider if one is asked for, then call [`Evaluation::policy`].
+    Policy {
+        /// The organization.
+        org: String,
+        /// The model whose provider is wanted.
+        model: Option<String>,
+    },
+    /// Take one launch of the org in this process's memory, then call [`Evaluation::launched`].
+    Launch {
+        /// The organization.
+        org: String,
+        /// Launches per minute.
+        per_minute: u64,
+        /// Launches that may come at once.
+        burst: u64,
+    },
     /// Charge this plan in the limiter, then call [`Evaluation::charged`].
     Charge(ChargePlan),
-    /// Give back what this operation took in the limiter, then ask again. A failure is retried later by the driver; it
-    /// does not change the verdict.
-    GiveBack(OperationId),
+    /// Check and record this in the metering store, then call [`Evaluation::metered`].
+    Meter(MeterPlan),
+    /// Give back what was taken, then ask again. A failure is retried later by the driver; it does not change the
+    /// verdict.
+    GiveBack(Taken),
     /// Answer.
     Done(Verdict),
+}
+
+/// What earlier gates took.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// The operation has charged the limiter.
+    pub limiter: Option<OperationId>,
+    /// A launch of this org, at this rate per minute.
+    pub launch: Option<(String, u64)>,
+    /// The operation has recorded a run.
+    pub metering: Option<OperationId>,
 }
 
 /// What the limiter said.
@@ -48,6 +88,13 @@ pub struct Operator {
     pub slot_ttl_ms: u64,
 }
 
+/// A question that waits for its answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Asked {
+    Charge(ChargePlan),
+    Meter(MeterPlan),
+}
+
 /// One decision under way.
 #[derive(Debug)]
 pub struct Evaluation<'a> {
@@ -56,8 +103,9 @@ pub struct Evaluation<'a> {
     /// The next gate to look at.
     cursor: usize,
     admission: Admission,
-    charged: bool,
-    plan: Option<ChargePlan>,
+    taken: Taken,
+    view: Option<PolicyView>,
+    asked: Option<Asked>,
     verdict: Option<Verdict>,
 }
 
@@ -69,73 +117,250 @@ impl<'a> Evaluation<'a> {
             operator,
             cursor: 0,
             admission: Admission::default(),
-            charged: false,
-            plan: None,
+            taken: Taken::default(),
+            view: None,
+            asked: None,
             verdict: None,
         }
     }
 
-    /// What is to be done. `allow` says whether a class may be opened once more under a choice, and counts it.
-    pub fn step(&mut self, allow: &mut dyn FnMut(FailureClass, Choice) -> bool) -> Step {
+    /// What is to be done.
+    pub fn step(&mut self, allow: &mut Allow<'_>) -> Step {
         loop {
             if let Some(verdict) = &self.verdict {
-                let keeps = matches!(verdict, Verdict::Admit(_));
-                if self.charged && !keeps {
-                    self.charged = false;
-                    return Step::GiveBack(self.request.op);
+                if !matches!(verdict, Verdict::Admit(_)) && self.taken != Taken::default() {
+                    return Step::GiveBack(core::mem::take(&mut self.taken));
                 }
                 return Step::Done(verdict.clone());
             }
-            if let Some(plan) = &self.plan {
-                return Step::Charge(plan.clone());
+            match &self.asked {
+                Some(Asked::Charge(plan)) => return Step::Charge(plan.clone()),
+                Some(Asked::Meter(plan)) => return Step::Meter(plan.clone()),
+                None => {}
             }
             let Some(rule) = self.request.gates.get(self.cursor) else {
                 self.verdict = Some(Verdict::Admit(self.admission.clone()));
                 continue;
             };
-            match rule.gate().dependency() {
-                Some(Dependency::Limiter) if rule.gate() != Gate::Concurrency => self.plan_limiter_gates(),
-                // These gates have no store behind them in this service yet, and a listed gate without a store is
-                // unavailable: it is opened or closed by its rule, never passed over.
-                Some(dependency) => self.unavailable(dependency, rule, allow),
-                None => self.unavailable(Dependency::Policy, rule, allow),
+            #[cfg(feature = "mutation")]
+            if crate::mutation::is_removed(rule.gate()) {
+                self.cursor = self.cursor.saturating_add(1);
+                continue;
+            }
+            if let Some(step) = self.gate(rule, allow) {
+                return step;
             }
         }
     }
 
-    /// Adjacent limiter gates, as one plan.
-    fn plan_limiter_gates(&mut self) {
-        let mut builder = PlanBuilder::new(&self.request.subject, &self.operator.tiers, self.request.tokens);
-        for rule in self.limiter_group() {
-            match rule {
-                GateRule::Capacity { .. } => builder.capacity(self.operator.window_s),
-                GateRule::Contract { .. } => builder.contract(&self.request.limits, self.request.window_s),
-                _ => {}
+    /// Looks at the gate under the cursor: a question, or `None` if it has been settled or its group has been planned.
+    fn gate(&mut self, rule: &GateRule, allow: &mut Allow<'_>) -> Option<Step> {
+        if self.view.is_none() && self.wants_policy(rule) {
+            return self.ask_policy();
+        }
+        match rule {
+            GateRule::OrgStatus { .. } => self.org_status(rule, allow),
+            GateRule::ModelPolicy { .. } => self.model_policy(rule, allow),
+            GateRule::LaunchRate { per_minute, burst } => {
+                let org = self.request.subject.org.clone().unwrap_or_default();
+                return Some(Step::Launch {
+                    org,
+                    per_minute: *per_minute,
+                    burst: *burst,
+                });
+            }
+            GateRule::Concurrency { .. } | GateRule::Capacity { .. } | GateRule::Contract { .. } => {
+                self.plan_limiter_gates(allow);
+            }
+            GateRule::MonthlyQuota { .. } | GateRule::CostCap { .. } | GateRule::Metering { .. } => {
+                self.plan_metering_gates(allow);
             }
         }
-        let plan = builder.build(self.request.op);
-        if plan.entries.is_empty() {
-            // No limit binds this request: nothing to ask.
-            self.cursor = self.cursor.saturating_add(self.limiter_group().len());
-        } else {
-            self.plan = Some(plan);
+        None
+    }
+
+    fn wants_policy(&self, rule: &GateRule) -> bool {
+        let group = self.group(rule.gate());
+        matches!(rule.gate(), Gate::OrgStatus | Gate::ModelPolicy) || group.iter().any(|rule| self.reads_plan(rule))
+    }
+
+    /// Whether a gate needs the plan for this request: a contract with a stamped org limit does not.
+    fn reads_plan(&self, rule: &GateRule) -> bool {
+        rule.reads_plan() && (rule.gate() != Gate::Contract || self.request.limits.org.is_empty())
+    }
+
+    fn ask_policy(&mut self) -> Option<Step> {
+        let Some(org) = self.request.subject.org.clone() else {
+            // The filter refuses such a request as partial; without an id nobody can be asked.
+            self.view = Some(PolicyView::UNAVAILABLE);
+            return None;
+        };
+        let asks_for_provider = self.request.gates.iter().any(|rule| rule.gate() == Gate::ModelPolicy);
+        let model = self.request.subject.model.clone().filter(|_| asks_for_provider);
+        Some(Step::Policy { org, model })
+    }
+
+    /// Reports the answer to [`Step::Policy`].
+    pub fn policy(&mut self, view: PolicyView) {
+        self.view = Some(view);
+    }
+
+    fn deny(&mut self, code: Code, gate: Gate) {
+        self.verdict = Some(Verdict::Deny(Denial::plain(code, Some(gate))));
+    }
+
+    fn org_status(&mut self, rule: &GateRule, allow: &mut Allow<'_>) {
+        let status = match self.view.as_ref().map(|view| &view.org) {
+            Some(Lookup::Known(org)) => Some(org.as_ref().map(|org| org.status)),
+            _ => None,
+        };
+        match status {
+            Some(Some(OrgStatus::Active)) => {}
+            Some(Some(OrgStatus::Suspended)) => self.deny(Code::OrgSuspended, Gate::OrgStatus),
+            Some(Some(OrgStatus::ReadOnly)) => self.deny(Code::OrgReadOnly, Gate::OrgStatus),
+            Some(None) => self.deny(Code::OrgUnknown, Gate::OrgStatus),
+            None => self.bypass_or_close(Dependency::Policy, rule, allow),
+        }
+        self.cursor = self.cursor.saturating_add(1);
+    }
+
+    fn model_policy(&mut self, rule: &GateRule, allow: &mut Allow<'_>) {
+        self.cursor = self.cursor.saturating_add(1);
+        let Some(model) = self.request.subject.model.as_deref() else {
+            return self.deny(Code::ModelRequired, Gate::ModelPolicy);
+        };
+        let view = self.view.as_ref().unwrap_or(&PolicyView::UNAVAILABLE);
+        match &view.org {
+            Lookup::Known(None) => return self.deny(Code::OrgUnknown, Gate::ModelPolicy),
+            Lookup::Known(Some(org)) if !org.allows(model) => {
+                return self.deny(Code::ModelNotAllowed, Gate::ModelPolicy);
+            }
+            Lookup::Known(Some(_)) => {}
+            Lookup::Unavailable => return self.bypass_or_close(Dependency::Policy, rule, allow),
+        }
+        match &view.provider {
+            Lookup::Known(Some(_)) => {}
+            Lookup::Known(None) => self.deny(Code::ProviderNotConfigured, Gate::ModelPolicy),
+            // An unreadable registry is an outage, never "not configured".
+            Lookup::Unavailable => self.bypass_or_close(Dependency::Policy, rule, allow),
         }
     }
 
-    fn limiter_group(&self) -> &'a [GateRule] {
+    /// Reports the answer to [`Step::Launch`]: taken, or how long to wait, in milliseconds.
+    pub fn launched(&mut self, answer: Result<(), u64>) {
+        let Some(GateRule::LaunchRate { per_minute, .. }) = self.request.gates.get(self.cursor) else {
+            return;
+        };
+        match answer {
+            Ok(()) => {
+                self.taken.launch = self.request.subject.org.clone().map(|org| (org, *per_minute));
+            }
+            Err(wait_ms) => {
+                let limit = LimitState {
+                    scope: Scope::Org,
+                    resource: Resource::Requests,
+                    limit: *per_minute,
+                    remaining: 0,
+                    reset_ms: wait_ms,
+                    window_s: 60,
+                };
+                self.verdict = Some(Verdict::Deny(Denial {
+                    code: Code::LaunchRateLimited,
+                    gate: Some(Gate::LaunchRate),
+                    limit: Some(limit),
+                    retry_after_s: Some(wait_ms.div_ceil(1000).clamp(1, 60)),
+                }));
+            }
+        }
+        self.cursor = self.cursor.saturating_add(1);
+    }
+
+    /// The gates of the same store from the cursor on.
+    fn group(&self, gate: Gate) -> &'a [GateRule] {
         let rest = self.request.gates.get(self.cursor..).unwrap_or_default();
-        let in_group = |rule: &GateRule| matches!(rule.gate(), Gate::Capacity | Gate::Contract);
-        let length = rest.iter().position(|rule| !in_group(rule)).unwrap_or(rest.len());
+        let dependency = gate.dependency();
+        let length = rest
+            .iter()
+            .position(|rule| rule.gate().dependency() != dependency)
+            .unwrap_or(rest.len());
         rest.get(..length).unwrap_or_default()
     }
 
+    /// The org's plan, or `None` if it cannot be read: then the gate has been bypassed, or the verdict is settled.
+    fn plan_for(&mut self, rule: &GateRule, allow: &mut Allow<'_>) -> Option<Plan> {
+        match self.view.as_ref().map(|view| &view.org) {
+            Some(Lookup::Known(Some(org))) => return Some(org.plan),
+            Some(Lookup::Known(None)) => self.deny(Code::OrgUnknown, rule.gate()),
+            _ => self.bypass_or_close(Dependency::Policy, rule, allow),
+        }
+        None
+    }
+
+    /// Adjacent limiter gates, as one plan.
+    fn plan_limiter_gates(&mut self, allow: &mut Allow<'_>) {
+        let (request, operator) = (self.request, self.operator);
+        let group = self.group(Gate::Contract);
+        let mut builder = PlanBuilder::new(&request.subject, &operator.tiers, request.tokens);
+        for rule in group {
+            #[cfg(feature = "mutation")]
+            if crate::mutation::is_removed(rule.gate()) {
+                continue;
+            }
+            let plan = if self.reads_plan(rule) {
+                self.plan_for(rule, allow)
+            } else {
+                None
+            };
+            if self.verdict.is_some() {
+                return;
+            }
+            match rule {
+                GateRule::Capacity { .. } => builder.capacity(operator.window_s),
+                GateRule::Concurrency { .. } => {
+                    if let Some(plan) = plan {
+                        builder.plan_slots(&plan, request.window_s);
+                    }
+                }
+                GateRule::Contract { .. } => {
+                    let mut limits = request.limits;
+                    if let Some(plan) = plan {
+                        limits.org = self.plan_limits(&plan);
+                    }
+                    builder.contract(&limits, request.window_s);
+                }
+                _ => {}
+            }
+        }
+        let plan = builder.build(request.op);
+        if plan.entries.is_empty() {
+            // No limit binds this request: nothing to ask.
+            self.cursor = self.cursor.saturating_add(group.len());
+        } else {
+            self.asked = Some(Asked::Charge(plan));
+        }
+    }
+
+    /// What a plan puts in the place of stamped org limits. Its slots only where no gate of their own counts them.
+    fn plan_limits(&self, plan: &Plan) -> ScopeLimits {
+        let counted = self.request.gates.iter().any(|rule| rule.gate() == Gate::Concurrency);
+        let concurrency = if counted { Limit::Unlimited } else { plan.concurrency };
+        ScopeLimits {
+            requests: plan.requests,
+            tokens: plan.tokens,
+            concurrency,
+        }
+    }
+
     /// Reports the answer to [`Step::Charge`].
-    pub fn charged(&mut self, answer: LimiterAnswer, allow: &mut dyn FnMut(FailureClass, Choice) -> bool) {
-        let Some(plan) = self.plan.take() else { return };
-        let group = self.limiter_group();
+    pub fn charged(&mut self, answer: LimiterAnswer, allow: &mut Allow<'_>) {
+        let Some(Asked::Charge(plan)) = self.asked.take() else {
+            return;
+        };
+        let group = self.group(Gate::Contract);
+        self.cursor = self.cursor.saturating_add(group.len());
         match answer {
             LimiterAnswer::Charged(Charged::Granted(states)) => {
-                self.charged = true;
+                self.taken.limiter = Some(self.request.op);
                 self.admission.tightest = plan.tightest(&states);
                 self.admission.slot_ttl_ms = plan.takes_slot().then_some(self.operator.slot_ttl_ms);
             }
@@ -146,36 +371,29 @@ impl<'a> Evaluation<'a> {
                     None => self.limiter_unavailable(&plan, group, allow),
                 }
             }
-            LimiterAnswer::Charged(Charged::Cancelled) => {
-                self.verdict = Some(Verdict::Unavailable(Unavailability {
-                    dependency: Dependency::Limiter,
-                    gate: None,
-                }));
-            }
+            LimiterAnswer::Charged(Charged::Cancelled) => self.cancelled(Dependency::Limiter),
             LimiterAnswer::NoLimiter => match plan.blocked_gate().and_then(|gate| plan.blocked_denial(gate)) {
                 Some(denial) => self.verdict = Some(Verdict::Deny(denial)),
                 None => self.admission.unenforced = true,
             },
             LimiterAnswer::Unavailable => self.limiter_unavailable(&plan, group, allow),
         }
-        self.cursor = self.cursor.saturating_add(group.len());
     }
 
-    fn limiter_unavailable(
-        &mut self,
-        plan: &ChargePlan,
-        group: &[GateRule],
-        allow: &mut dyn FnMut(FailureClass, Choice) -> bool,
-    ) {
+    /// The operation was cancelled: nobody waits for the answer, and it is none.
+    fn cancelled(&mut self, dependency: Dependency) {
+        self.verdict = Some(Verdict::Unavailable(Unavailability { dependency, gate: None }));
+    }
+
+    fn limiter_unavailable(&mut self, plan: &ChargePlan, group: &[GateRule], allow: &mut Allow<'_>) {
         // A limit of 0 needs no store: it is a known denial before any choice about the outage is made.
         if let Some(denial) = plan.blocked_gate().and_then(|gate| plan.blocked_denial(gate)) {
             self.verdict = Some(Verdict::Deny(denial));
             return;
         }
-        for rule in group {
-            if !plan.entries.iter().any(|entry| entry.gate == rule.gate()) {
-                continue;
-            }
+        // A gate whose limits bind nobody here had nothing to check.
+        let had_something = |rule: &&GateRule| plan.entries.iter().any(|entry| entry.gate == rule.gate());
+        for rule in group.iter().filter(had_something) {
             self.bypass_or_close(Dependency::Limiter, rule, allow);
             if self.verdict.is_some() {
                 return;
@@ -183,22 +401,84 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn unavailable(
-        &mut self,
-        dependency: Dependency,
-        rule: &GateRule,
-        allow: &mut dyn FnMut(FailureClass, Choice) -> bool,
-    ) {
-        self.bypass_or_close(dependency, rule, allow);
-        self.cursor = self.cursor.saturating_add(1);
+    /// Adjacent metering gates, as one plan.
+    fn plan_metering_gates(&mut self, allow: &mut Allow<'_>) {
+        let group = self.group(Gate::Metering);
+        let mut plan = MeterPlan {
+            op: self.request.op,
+            org: self.request.subject.org.clone().unwrap_or_default(),
+            runs: Limit::Unlimited,
+            cost: Limit::Unlimited,
+            records: false,
+            cost_first: false,
+        };
+        for rule in group {
+            #[cfg(feature = "mutation")]
+            if crate::mutation::is_removed(rule.gate()) {
+                continue;
+            }
+            let figures = if rule.reads_plan() {
+                self.plan_for(rule, allow)
+            } else {
+                None
+            };
+            if self.verdict.is_some() {
+                return;
+            }
+            match (rule, figures) {
+                (GateRule::MonthlyQuota { .. }, Some(figures)) => plan.runs = figures.monthly_runs,
+                (GateRule::CostCap { .. }, Some(figures)) => {
+                    plan.cost = figures.monthly_cost;
+                    plan.cost_first = plan.runs == Limit::Unlimited;
+                }
+                (GateRule::Metering { .. }, _) => plan.records = true,
+                _ => {}
+            }
+        }
+        if !plan.records && plan.runs == Limit::Unlimited && plan.cost == Limit::Unlimited {
+            self.cursor = self.cursor.saturating_add(group.len());
+        } else {
+            self.asked = Some(Asked::Meter(plan));
+        }
     }
 
-    fn bypass_or_close(
-        &mut self,
-        dependency: Dependency,
-        rule: &GateRule,
-        allow: &mut dyn FnMut(FailureClass, Choice) -> bool,
-    ) {
+    /// Reports the answer to [`Step::Meter`]; `None` if the store did not answer in time, or not sensibly.
+    pub fn metered(&mut self, answer: Option<Metered>, allow: &mut Allow<'_>) {
+        let Some(Asked::Meter(plan)) = self.asked.take() else {
+            return;
+        };
+        let group = self.group(Gate::Metering);
+        self.cursor = self.cursor.saturating_add(group.len());
+        match answer {
+            Some(Metered::Granted) => self.taken.metering = Some(self.request.op).filter(|_| plan.records),
+            Some(Metered::Denied(state)) => match plan.denial(&state) {
+                Some(denial) => self.verdict = Some(Verdict::Deny(denial)),
+                None => self.metering_unavailable(&plan, group, allow),
+            },
+            Some(Metered::Cancelled) => self.cancelled(Dependency::Metering),
+            None => self.metering_unavailable(&plan, group, allow),
+        }
+    }
+
+    fn metering_unavailable(&mut self, plan: &MeterPlan, group: &[GateRule], allow: &mut Allow<'_>) {
+        if let Some(denial) = plan.blocked() {
+            self.verdict = Some(Verdict::Deny(denial));
+            return;
+        }
+        let had_something = |rule: &&GateRule| match rule.gate() {
+            Gate::MonthlyQuota => plan.runs != Limit::Unlimited,
+            Gate::CostCap => plan.cost != Limit::Unlimited,
+            _ => true,
+        };
+        for rule in group.iter().filter(had_something) {
+            self.bypass_or_close(Dependency::Metering, rule, allow);
+            if self.verdict.is_some() {
+                return;
+            }
+        }
+    }
+
+    fn bypass_or_close(&mut self, dependency: Dependency, rule: &GateRule, allow: &mut Allow<'_>) {
         let class = dependency.class();
         let gate = rule.gate();
         let choice = rule.when_unavailable().unwrap_or(Choice::Reject);
@@ -212,58 +492,6 @@ impl<'a> Evaluation<'a> {
                 gate: Some(gate),
             }));
         }
-    }
-}
-
-/// Whether a request needs a decision at all: a contract without limits, alone, has nothing to check.
-pub fn needs_decision(request: &DecideRequest) -> bool {
-    request.gates.iter().any(|rule| {
-        !matches!(
-            rule,
-            GateRule::Contract {
-                limits: crate::rules::LimitSource::Envelope,
-                ..
-            }
-        )
-    }) || !request.limits.is_empty()
-}
-
-/// The denial that is known without asking anybody: a stamped limit of 0, if the contract is checked.
-pub fn known_denial(request: &DecideRequest) -> Option<Denial> {
-    request.gates.iter().find(|rule| rule.gate() == Gate::Contract)?;
-    #[cfg(feature = "mutation")]
-    if crate::mutation::is_removed(Gate::Contract) {
-        return None;
-    }
-    let (scope, resource) = request.limits.blocked()?;
-    Some(Denial::blocked(scope, resource, request.window_s))
-}
-
-/// What is wrong with a request of the wire, or `None`: a limit whose id is missing would bind nobody.
-pub fn request_fault(request: &DecideRequest) -> Option<&'static str> {
-    let subject = &request.subject;
-    let ids = [
-        Some(&subject.owner),
-        subject.org.as_ref(),
-        subject.auth.as_ref(),
-        subject.graph.as_ref(),
-    ];
-    let others = [subject.lane.as_ref(), subject.model.as_ref()];
-    let too_long = |id: &&alloc::string::String| id.len() > crate::envelope::LONGEST_ID;
-    if subject.owner.is_empty() {
-        Some("subject.owner is empty")
-    } else if ids.into_iter().chain(others).flatten().any(|id| too_long(&id)) {
-        Some("an id of the subject is longer than 256 bytes")
-    } else if !request.limits.org.is_empty() && subject.org.is_none() {
-        Some("limits.org without subject.org")
-    } else if !request.limits.auth.is_empty() && subject.auth.is_none() {
-        Some("limits.auth without subject.auth")
-    } else if request.window_s == 0 || request.window_s > 86_400 {
-        Some("window_s is not from 1 to 86400")
-    } else if request.gates.is_empty() {
-        Some("no gate is listed")
-    } else {
-        None
     }
 }
 

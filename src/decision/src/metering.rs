@@ -161,9 +161,10 @@ impl MeterLedger {
     /// Gives a run back, and keeps the operation from being recorded later. Idempotent.
     pub fn cancel(&mut self, month: &Month, op: OperationId) {
         if let Some((index, Some(org))) = self.operations.insert(op, (month.index, None))
-            && let Some((runs, _)) = self.months.get_mut(&(index, org)) {
-                *runs = runs.saturating_sub(1);
-            }
+            && let Some((runs, _)) = self.months.get_mut(&(index, org))
+        {
+            *runs = runs.saturating_sub(1);
+        }
     }
 
     /// Adds what something has cost, in micro-dollars.

@@ -16,7 +16,7 @@ use crate::charge::is_unchecked;
 use crate::class::{Code, Dependency, FailureClass};
 use crate::config::{LimitHeaders, Mode, ModelSource};
 use crate::envelope::{self, Envelope, Reading};
-use crate::evaluation::{known_denial, needs_decision};
+use crate::evaluation::{known_denial, model_is_missing, needs_decision};
 use crate::gatehouse::{Callout, Effect, Gatehouse};
 use crate::log_line::{Level, LogLine};
 use crate::metric::Counter;
@@ -232,6 +232,10 @@ impl Stream {
             tokens: config.default_output_reservation,
             request_id: self.caller.request_id.clone(),
         };
+        if model_is_missing(&request) {
+            let denial = Denial::plain(Code::ModelRequired, Some(Gate::ModelPolicy));
+            return self.refuse(gatehouse, &Refusal::Denied(denial), None, now_ms, effects);
+        }
         if !needs_decision(&request) {
             return self.pass(None, effects);
         }

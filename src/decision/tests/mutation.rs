@@ -9,12 +9,9 @@ use portcullis_decision::mutation::remove;
 use portcullis_decision::rules::Gate;
 use serde_json::Value;
 
-/// Gates that this version can check.
-const CHECKED: [Gate; 2] = [Gate::Capacity, Gate::Contract];
-
 #[test]
 fn a_removed_check_turns_the_cases_red_that_name_its_gate() {
-    for gate in CHECKED {
+    for gate in Gate::ALL {
         let named: Vec<Value> = table::cases()
             .into_iter()
             .filter(|case| {

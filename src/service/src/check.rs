@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use portcullis_decision::config::{Environment, Faults, FileKind, FilterConfig, ServiceConfig, parse_rule_file};
+use portcullis_decision::config::{
+    Environment, Faults, FileKind, FilterConfig, ServiceConfig, parse_policy_file, parse_rule_file,
+};
 use portcullis_decision::json::Node;
 
 use crate::limiter::{self, Limiter};
@@ -93,7 +95,7 @@ fn examine(file: &Path, environment: &Environment) -> Result<String, Faults> {
         Ok(node) => FileKind::of(&node).ok_or_else(|| {
             whole_file(
                 "cannot tell what it configures: a rule file has \"gates\", a filter configuration \"rules\", a service \
-                 configuration \"listen\""
+                 configuration \"listen\", a policy file \"orgs\""
                     .to_owned(),
             )
         })?,
@@ -103,6 +105,7 @@ fn examine(file: &Path, environment: &Environment) -> Result<String, Faults> {
     match kind {
         FileKind::Rules => parse_rule_file(&text).map(|rules| format!("rules {}", rules.name)),
         FileKind::Filter => FilterConfig::parse(&text).map(|_| "filter configuration".to_owned()),
+        FileKind::Policy => parse_policy_file(&text).map(|_| "policy file".to_owned()),
         FileKind::Service => service(&text, environment).map(|_| "service configuration".to_owned()),
     }
 }

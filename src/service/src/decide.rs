@@ -13,7 +13,9 @@ use portcullis_decision::charge::ChargePlan;
 use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::config::{Profile, ServiceConfig};
 use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step};
+use portcullis_decision::launch_rate::LaunchRate;
 use portcullis_decision::log_line::{Level, LogLine};
+use portcullis_decision::policy::PolicyView;
 use portcullis_decision::rules::Choice;
 use portcullis_decision::verdict::{Unavailability, Verdict};
 use portcullis_decision::wire::{DecideAnswer, DecideRequest};
@@ -45,6 +47,7 @@ pub struct Decider {
     give_back: Arc<GiveBack>,
     flights: Flights,
     allowances: Mutex<Allowances>,
+    launches: Mutex<LaunchRate>,
     epoch: Instant,
     short_budget_is_told: AtomicBool,
 }
@@ -80,6 +83,7 @@ impl Decider {
             give_back: Arc::new(GiveBack::new(Arc::clone(&metrics))),
             flights: Flights::default(),
             allowances: Mutex::default(),
+            launches: Mutex::default(),
             epoch: Instant::now(),
             short_budget_is_told: AtomicBool::new(false),
             metrics,
@@ -133,7 +137,18 @@ impl Decider {
                     let answer = self.charge(&plan, deadline, &mut gave_back).await;
                     evaluation.charged(answer, &mut allow);
                 }
-                Step::GiveBack(op) => {
+                // No store is behind these gates yet: each is unavailable, and opened or closed by its rule.
+                Step::Policy { .. } => evaluation.policy(PolicyView::UNAVAILABLE),
+                Step::Meter(_) => evaluation.metered(None, &mut allow),
+                Step::Launch { org, per_minute, burst } => {
+                    let now_ms = millis_since(self.epoch);
+                    evaluation.launched(locked(&self.launches).take(&org, per_minute, burst, now_ms));
+                }
+                Step::GiveBack(taken) => {
+                    if let Some((org, per_minute)) = taken.launch {
+                        locked(&self.launches).give_back(&org, per_minute);
+                    }
+                    let Some(op) = taken.limiter else { continue };
                     gave_back = true;
                     // At once while there is time, so that who is told of a denial finds nothing charged by it.
                     let now_told = match &self.limiter {

@@ -34,16 +34,26 @@ struct Subject {
 
 impl Subject {
     fn memory() -> Option<Self> {
-        Some(Self { limiter: open("memory:", 100), _store: None })
+        Some(Self {
+            limiter: open("memory:", 100),
+            _store: None,
+        })
     }
 
     async fn store(program: &'static str) -> Option<Self> {
         let store = Store::start(program, &[]).await;
-        Some(Self { limiter: open(&store.url(), 2_000), _store: Some(store) })
+        Some(Self {
+            limiter: open(&store.url(), 2_000),
+            _store: Some(store),
+        })
     }
 
     async fn valkey() -> Option<Self> {
-        if is_installed("valkey-server") { Self::store("valkey-server").await } else { None }
+        if is_installed("valkey-server") {
+            Self::store("valkey-server").await
+        } else {
+            None
+        }
     }
 
     async fn charge(&self, plan: &ChargePlan) -> Charged {
@@ -58,7 +68,9 @@ impl Subject {
     async fn used(&self, entries: &[ChargeEntry]) -> Vec<u64> {
         let mut all = vec![entry("blocked", Resource::Requests, 0, 1)];
         all.extend_from_slice(entries);
-        let Charged::Denied(states) = self.charge(&plan(999_999, &all)).await else { panic!("a limit of 0 admitted") };
+        let Charged::Denied(states) = self.charge(&plan(999_999, &all)).await else {
+            panic!("a limit of 0 admitted")
+        };
         states.iter().skip(1).map(|state| state.used).collect()
     }
 
@@ -71,7 +83,11 @@ impl Subject {
     }
 
     async fn renew(&self, op: u32) -> bool {
-        self.limiter.renew(&[id(op)], SLOT_TTL, soon()).await.unwrap().is_empty()
+        self.limiter
+            .renew(&[id(op)], SLOT_TTL, soon())
+            .await
+            .unwrap()
+            .is_empty()
     }
 }
 
@@ -85,11 +101,22 @@ fn id(n: u32) -> OperationId {
 
 fn entry(name: &str, resource: Resource, limit: u64, cost: u64) -> ChargeEntry {
     let key = key(Scope::Org, resource, &[name]);
-    ChargeEntry { gate: Gate::Contract, scope: Scope::Org, resource, key, limit, cost, window_s: 60 }
+    ChargeEntry {
+        gate: Gate::Contract,
+        scope: Scope::Org,
+        resource,
+        key,
+        limit,
+        cost,
+        window_s: 60,
+    }
 }
 
 fn brief(name: &str, limit: u64, cost: u64) -> ChargeEntry {
-    ChargeEntry { window_s: 1, ..entry(name, Resource::Requests, limit, cost) }
+    ChargeEntry {
+        window_s: 1,
+        ..entry(name, Resource::Requests, limit, cost)
+    }
 }
 
 fn slot(name: &str, limit: u64) -> ChargeEntry {
@@ -97,7 +124,10 @@ fn slot(name: &str, limit: u64) -> ChargeEntry {
 }
 
 fn plan(op: u32, entries: &[ChargeEntry]) -> ChargePlan {
-    ChargePlan { op: id(op), entries: entries.to_vec() }
+    ChargePlan {
+        op: id(op),
+        entries: entries.to_vec(),
+    }
 }
 
 fn granted(charged: Charged) -> Vec<EntryState> {
@@ -156,28 +186,53 @@ async fn a_window_starts_with_its_first_charge_and_retry_after_is_enough(subject
     let one = [brief("o", 1, 1)];
     let start = Instant::now();
     let states = granted(subject.charge(&plan(1, &one)).await);
-    assert_eq!((states[0].used, states[0].reset_ms, states[0].exhausted), (1, 1_000, false));
+    assert_eq!(
+        (states[0].used, states[0].reset_ms, states[0].exhausted),
+        (1, 1_000, false)
+    );
     let second = plan(2, &one);
     let mut last_ms = 1_000;
     loop {
-        let Charged::Denied(states) = subject.charge(&second).await else { break };
-        assert!(states[0].reset_ms <= last_ms, "the window moved: {states:?} after {last_ms}");
+        let Charged::Denied(states) = subject.charge(&second).await else {
+            break;
+        };
+        assert!(
+            states[0].reset_ms <= last_ms,
+            "the window moved: {states:?} after {last_ms}"
+        );
         last_ms = states[0].reset_ms;
         let denial = second.denial(&states).unwrap();
         assert_eq!((denial.code, denial.retry_after_s), (Code::RateLimited, Some(1)));
         sleep(Duration::from_millis(last_ms.max(1).min(200))).await;
     }
-    assert!(start.elapsed() >= Duration::from_millis(990), "the window ended after {:?}", start.elapsed());
-    assert!(start.elapsed() <= Duration::from_millis(1_500), "the window lasted {:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= Duration::from_millis(990),
+        "the window ended after {:?}",
+        start.elapsed()
+    );
+    assert!(
+        start.elapsed() <= Duration::from_millis(1_500),
+        "the window lasted {:?}",
+        start.elapsed()
+    );
     let third = plan(3, &one);
-    let Charged::Denied(states) = subject.charge(&third).await else { panic!("two in one window") };
+    let Charged::Denied(states) = subject.charge(&third).await else {
+        panic!("two in one window")
+    };
     let wait = third.denial(&states).unwrap().retry_after_s.unwrap();
     sleep(Duration::from_secs(wait)).await;
-    assert!(subject.is_granted(4, &one).await, "denied after the wait that it was told");
+    assert!(
+        subject.is_granted(4, &one).await,
+        "denied after the wait that it was told"
+    );
 }
 
 async fn a_denied_request_charges_no_scope(subject: Subject) {
-    let both = [entry("org", Resource::Requests, 10, 1), entry("owner", Resource::Requests, 3, 1), slot("org", 10)];
+    let both = [
+        entry("org", Resource::Requests, 10, 1),
+        entry("owner", Resource::Requests, 3, 1),
+        slot("org", 10),
+    ];
     let mut admitted = 0;
     for op in 0..6 {
         admitted += u32::from(subject.is_granted(op, &both).await);
@@ -195,7 +250,10 @@ async fn one_operation_is_charged_once_however_often_it_is_asked(subject: Subjec
     assert!(subject.is_granted(2, &two).await);
     // Spent by now, and still: this operation has been let in.
     let states = granted(subject.charge(&plan(1, &two)).await);
-    assert!(states.iter().all(|state| !state.exhausted && state.used == 2), "{states:?}");
+    assert!(
+        states.iter().all(|state| !state.exhausted && state.used == 2),
+        "{states:?}"
+    );
 }
 
 async fn a_cancel_gives_everything_back_whichever_arrives_first(subject: Subject) {
@@ -212,7 +270,7 @@ async fn a_cancel_gives_everything_back_whichever_arrives_first(subject: Subject
 }
 
 async fn a_refund_after_its_window_is_gone_is_a_no_op(subject: Subject) {
-    let one = [brief("k", 5, 1)];
+    let one = [brief("k", 1_000_000, 1)];
     assert!(subject.is_granted(1, &one).await);
     let mut op = 1;
     eventually("a new window", async || {
@@ -243,7 +301,10 @@ async fn a_lapsed_slot_is_free_and_never_revived(subject: Subject) {
     let one = [slot("k", 1)];
     assert!(subject.is_granted(1, &one).await);
     assert!(!subject.is_granted(2, &one).await);
-    eventually("the slot lapses", async || subject.is_granted(3, &one).await.then_some(())).await;
+    eventually("the slot lapses", async || {
+        subject.is_granted(3, &one).await.then_some(())
+    })
+    .await;
     assert!(!subject.renew(1).await, "the lapsed slot came back over the limit");
     assert!(!subject.renew(77).await, "a slot that nobody ever took was renewed");
     assert_eq!(subject.used(&one).await, [1]);
@@ -258,7 +319,10 @@ async fn a_renewed_slot_lives_on(subject: Subject) {
         assert!(!subject.is_granted(2, &one).await, "a slot in use was given away");
         sleep(SLOT_TTL / 8).await;
     }
-    eventually("the slot lapses", async || subject.is_granted(3, &one).await.then_some(())).await;
+    eventually("the slot lapses", async || {
+        subject.is_granted(3, &one).await.then_some(())
+    })
+    .await;
 }
 
 async fn a_batch_of_any_length_is_carried_out(subject: Subject) {
@@ -266,7 +330,10 @@ async fn a_batch_of_any_length_is_carried_out(subject: Subject) {
     let ops: Vec<OperationId> = (0..150).map(id).collect();
     let long = Duration::from_secs(30);
     for op in &ops {
-        let plan = ChargePlan { op: *op, entries: entries.to_vec() };
+        let plan = ChargePlan {
+            op: *op,
+            entries: entries.to_vec(),
+        };
         granted(subject.limiter.charge(&plan, long, soon()).await.unwrap());
     }
     let mut asked = ops.clone();
@@ -281,33 +348,74 @@ async fn a_batch_of_any_length_is_carried_out(subject: Subject) {
 
 async fn a_limit_lowered_below_what_is_used_denies_without_an_underflow(subject: Subject) {
     for op in 0..5 {
-        assert!(subject.is_granted(op, &[entry("k", Resource::Requests, 10, 1), slot("k", 10)]).await);
+        assert!(
+            subject
+                .is_granted(op, &[entry("k", Resource::Requests, 10, 1), slot("k", 10)])
+                .await
+        );
     }
     let lowered = plan(9, &[entry("k", Resource::Requests, 2, 1), slot("k", 2)]);
-    let Charged::Denied(states) = subject.charge(&lowered).await else { panic!("admitted") };
-    assert!(states.iter().all(|state| state.used == 5 && state.exhausted), "{states:?}");
+    let Charged::Denied(states) = subject.charge(&lowered).await else {
+        panic!("admitted")
+    };
+    assert!(
+        states.iter().all(|state| state.used == 5 && state.exhausted),
+        "{states:?}"
+    );
     assert_eq!(lowered.denial(&states).unwrap().limit.unwrap().remaining, 0);
 }
 
 async fn a_first_charge_of_zero_starts_a_window_that_ends(subject: Subject) {
-    let free = [ChargeEntry { window_s: 1, ..entry("k", Resource::Tokens, 5, 0) }];
-    let full = [ChargeEntry { window_s: 1, ..entry("k", Resource::Tokens, 5, 5) }];
+    let free = [ChargeEntry {
+        window_s: 1,
+        ..entry("k", Resource::Tokens, 5, 0)
+    }];
+    let full = [ChargeEntry {
+        window_s: 1,
+        ..entry("k", Resource::Tokens, 5, 5)
+    }];
     assert!(subject.is_granted(1, &free).await);
     assert!(subject.is_granted(2, &full).await);
     assert!(!subject.is_granted(3, &full).await);
-    assert!(subject.is_granted(4, &free).await, "what costs nothing fits into a full window");
-    eventually("the window ends", async || subject.is_granted(5, &full).await.then_some(())).await;
+    assert!(
+        subject.is_granted(4, &free).await,
+        "what costs nothing fits into a full window"
+    );
+    eventually("the window ends", async || {
+        subject.is_granted(5, &full).await.then_some(())
+    })
+    .await;
 }
 
 async fn a_limit_of_zero_denies_even_what_costs_nothing(subject: Subject) {
-    for entry in [entry("k", Resource::Requests, 0, 1), entry("k", Resource::Tokens, 0, 0), slot("k", 0)] {
-        let Charged::Denied(states) = subject.charge(&plan(1, &[entry])).await else { panic!("admitted") };
+    for entry in [
+        entry("k", Resource::Requests, 0, 1),
+        entry("k", Resource::Tokens, 0, 0),
+        slot("k", 0),
+    ] {
+        let Charged::Denied(states) = subject.charge(&plan(1, &[entry])).await else {
+            panic!("admitted")
+        };
         assert!(states[0].exhausted && states[0].used == 0, "{states:?}");
     }
 }
 
 async fn ids_never_meet_in_a_key(subject: Subject) {
-    let ids = ["a", "a:b", "a%3Ab", "{a}", "a}:tokens", " a", "a ", "a\u{a0}", "🦀", "%F0%9F%A6%80", "*", "op:0", "A"];
+    let ids = [
+        "a",
+        "a:b",
+        "a%3Ab",
+        "{a}",
+        "a}:tokens",
+        " a",
+        "a ",
+        "a\u{a0}",
+        "🦀",
+        "%F0%9F%A6%80",
+        "*",
+        "op:0",
+        "A",
+    ];
     for (at, name) in ids.iter().enumerate() {
         let one = [entry(name, Resource::Requests, 1, 1), slot(name, 1)];
         let op = u32::try_from(at).unwrap();
@@ -317,7 +425,12 @@ async fn ids_never_meet_in_a_key(subject: Subject) {
 }
 
 async fn a_token_hold_is_charged_whole_and_given_back_whole(subject: Subject) {
-    let hold = |cost| [entry("k", Resource::Tokens, 100, cost), entry("k", Resource::Requests, 10, 1)];
+    let hold = |cost| {
+        [
+            entry("k", Resource::Tokens, 100, cost),
+            entry("k", Resource::Requests, 10, 1),
+        ]
+    };
     assert!(subject.is_granted(1, &hold(60)).await);
     assert!(!subject.is_granted(2, &hold(41)).await);
     assert!(subject.is_granted(3, &hold(40)).await);
@@ -330,24 +443,45 @@ async fn capacity_denies_before_contract(subject: Subject) {
     let tier = |limit| {
         let key = key(Scope::Platform, Resource::Requests, &[]);
         let (gate, scope) = (Gate::Capacity, Scope::Platform);
-        ChargeEntry { gate, scope, key, ..entry("", Resource::Requests, limit, 1) }
+        ChargeEntry {
+            gate,
+            scope,
+            key,
+            ..entry("", Resource::Requests, limit, 1)
+        }
     };
     let both = [tier(1), entry("k", Resource::Requests, 1, 1)];
     assert!(subject.is_granted(1, &both).await);
     let second = plan(2, &both);
-    let Charged::Denied(states) = subject.charge(&second).await else { panic!("admitted") };
+    let Charged::Denied(states) = subject.charge(&second).await else {
+        panic!("admitted")
+    };
     assert_eq!(second.denial(&states).unwrap().code, Code::CapacityExhausted);
     let third = plan(3, &[tier(5), entry("k", Resource::Requests, 1, 1)]);
-    let Charged::Denied(states) = subject.charge(&third).await else { panic!("admitted") };
+    let Charged::Denied(states) = subject.charge(&third).await else {
+        panic!("admitted")
+    };
     assert_eq!(third.denial(&states).unwrap().code, Code::RateLimited);
 }
 
 async fn the_longest_wait_of_the_denying_gate_is_reported(subject: Subject) {
-    let short = ChargeEntry { window_s: 5, ..entry("short", Resource::Requests, 1, 1) };
-    let long = ChargeEntry { window_s: 50, ..entry("long", Resource::Requests, 1, 1) };
-    assert!(subject.is_granted(1, &[long.clone(), short.clone(), slot("k", 1)]).await);
+    let short = ChargeEntry {
+        window_s: 5,
+        ..entry("short", Resource::Requests, 1, 1)
+    };
+    let long = ChargeEntry {
+        window_s: 50,
+        ..entry("long", Resource::Requests, 1, 1)
+    };
+    assert!(
+        subject
+            .is_granted(1, &[long.clone(), short.clone(), slot("k", 1)])
+            .await
+    );
     let second = plan(2, &[short, slot("k", 1), long]);
-    let Charged::Denied(states) = subject.charge(&second).await else { panic!("admitted") };
+    let Charged::Denied(states) = subject.charge(&second).await else {
+        panic!("admitted")
+    };
     assert!(states.iter().all(|state| state.exhausted), "{states:?}");
     assert_eq!(second.denial(&states).unwrap().retry_after_s, Some(50));
 }
@@ -358,18 +492,32 @@ async fn together(subject: &Subject, plans: Vec<ChargePlan>) -> usize {
         let limiter = Arc::clone(&subject.limiter);
         calls.spawn(async move { limiter.charge(&plan, SLOT_TTL, soon()).await.unwrap() });
     }
-    calls.join_all().await.iter().filter(|charged| matches!(charged, Charged::Granted(_))).count()
+    calls
+        .join_all()
+        .await
+        .iter()
+        .filter(|charged| matches!(charged, Charged::Granted(_)))
+        .count()
 }
 
 async fn fifty_concurrent_charges_admit_exactly_the_limit(subject: Subject) {
-    let entries = [entry("k", Resource::Requests, 17, 1), entry("l", Resource::Tokens, 1_000, 10)];
-    assert_eq!(together(&subject, (0..50).map(|op| plan(op, &entries)).collect()).await, 17);
+    let entries = [
+        entry("k", Resource::Requests, 17, 1),
+        entry("l", Resource::Tokens, 1_000, 10),
+    ];
+    assert_eq!(
+        together(&subject, (0..50).map(|op| plan(op, &entries)).collect()).await,
+        17
+    );
     assert_eq!(subject.used(&entries).await, [17, 170]);
 }
 
 async fn fifty_concurrent_charges_of_one_operation_count_once(subject: Subject) {
     let entries = [entry("k", Resource::Requests, 17, 1), slot("k", 1)];
-    assert_eq!(together(&subject, (0..50).map(|_| plan(1, &entries)).collect()).await, 50);
+    assert_eq!(
+        together(&subject, (0..50).map(|_| plan(1, &entries)).collect()).await,
+        50
+    );
     assert_eq!(subject.used(&entries).await, [1, 1]);
 }
 

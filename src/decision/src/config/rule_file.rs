@@ -11,7 +11,7 @@ use crate::json::Node;
 use crate::rules::{Choice, Gate, GateRule, LimitSource, Rules};
 
 /// The rule files that a configuration can name, with their texts.
-pub const SHIPPED_RULES: [(&str, &str); 2] = [
+pub const SHIPPED_RULES: [(&str, &str); 5] = [
     (
         "contract-limits",
         include_str!("../../../../rules/contract-limits.json"),
@@ -20,6 +20,12 @@ pub const SHIPPED_RULES: [(&str, &str); 2] = [
         "operator-admission",
         include_str!("../../../../rules/operator-admission.json"),
     ),
+    ("fail-closed", include_str!("../../../../rules/fail-closed.json")),
+    (
+        "fail-closed-metered",
+        include_str!("../../../../rules/fail-closed-metered.json"),
+    ),
+    ("launch-gate", include_str!("../../../../rules/launch-gate.json")),
 ];
 
 /// Parses a rule file by itself. What depends on the profile is checked where the rules are used.

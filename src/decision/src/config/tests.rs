@@ -47,7 +47,7 @@ fn every_fault_is_listed_at_once_with_its_path_and_a_hint() {
     );
     for expected in [
         "profile: must be \"development\", \"staging\" or \"production\", is \"prod\"; did you mean \"production\"?",
-        "rules: no shipped rule file is named \"contract-limit\"; there are: contract-limits, operator-admission; did you mean \"contract-limits\"?",
+        "rules: no shipped rule file is named \"contract-limit\"; there are: contract-limits, operator-admission, fail-closed, fail-closed-metered, launch-gate; did you mean \"contract-limits\"?",
         "mode: must be \"enforce\" or \"shadow\", is \"on\"",
         "envelope.strip: must be true or false, is \"yes\"",
         "routes: an empty list guards nothing: leave the key out to guard everything but OPTIONS",

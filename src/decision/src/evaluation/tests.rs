@@ -28,8 +28,11 @@ fn decide(request: &DecideRequest, operator: &Operator, store: &mut Store<'_>) -
                 };
                 evaluation.charged(answer, &mut allow);
             }
-            Step::GiveBack(op) => {
-                if let Store::Ledger(ledger) = store {
+            Step::Policy { .. } => evaluation.policy(PolicyView::UNAVAILABLE),
+            Step::Meter(_) => evaluation.metered(None, &mut allow),
+            Step::Launch { .. } => evaluation.launched(Ok(())),
+            Step::GiveBack(taken) => {
+                if let (Store::Ledger(ledger), Some(op)) = (&mut *store, taken.limiter) {
                     ledger.cancel(0, op);
                 }
             }
@@ -69,6 +72,7 @@ fn request(n: u8, gates: &[GateRule], org_limit: Option<u64>) -> DecideRequest {
         subject: Subject {
             owner: "o".into(),
             org: Some("g".into()),
+            model: Some("m".into()),
             ..Subject::default()
         },
         limits,

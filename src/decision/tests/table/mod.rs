@@ -11,22 +11,26 @@
 )]
 
 use portcullis_decision::allowance::Allowances;
-use portcullis_decision::config::{Environment, FilterConfig, ServiceConfig};
+use portcullis_decision::config::{Environment, FilterConfig, ServiceConfig, parse_policy_file};
 use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step, request_fault};
 use portcullis_decision::gatehouse::{Callout, Effect, Gatehouse};
+use portcullis_decision::launch_rate::LaunchRate;
 use portcullis_decision::ledger::Ledger;
 use portcullis_decision::log_line::LogLine;
+use portcullis_decision::metering::{MeterLedger, Month};
+use portcullis_decision::policy::{Lookup, PolicyFile, PolicyView};
 use portcullis_decision::reply::Reply;
 use portcullis_decision::stream::{CalloutAnswer, Header, Stream};
 use portcullis_decision::wire::{DecideAnswer, DecideRequest};
 use serde_json::{Value, json};
 
 /// Every file of the table: compiled in, since Node has no file system for us. A native test checks the list.
-pub const FILES: [(&str, &str); 3] = [
+pub const FILES: [(&str, &str); 4] = [
     (
         "envelope.json",
         include_str!("../../../../wasm-tests/cases/envelope.json"),
     ),
+    ("gates.json", include_str!("../../../../wasm-tests/cases/gates.json")),
     ("limits.json", include_str!("../../../../wasm-tests/cases/limits.json")),
     (
         "outages.json",
@@ -53,8 +57,17 @@ struct World {
     limiter_is_down: bool,
     decision_is_down: bool,
     has_limiter: bool,
+    policy: Option<PolicyFile>,
+    meter: Option<MeterLedger>,
+    launches: LaunchRate,
     operations: u128,
 }
+
+const MONTH: Month = Month {
+    index: 24_318,
+    ends_in_ms: 86_400_000,
+    length_s: 2_592_000,
+};
 
 #[derive(Default)]
 struct Outcome {
@@ -76,6 +89,13 @@ impl World {
         let service = json!({"profile": "development", "listen": "127.0.0.1:1", "capacity": case["capacity"]});
         let service = ServiceConfig::parse(service.to_string().as_bytes(), &Environment::default())
             .unwrap_or_else(|faults| panic!("{faults}"));
+        let policy = case["policy"].is_object().then(|| {
+            parse_policy_file(case["policy"].to_string().as_bytes()).unwrap_or_else(|faults| panic!("{faults}"))
+        });
+        let mut meter = MeterLedger::default();
+        for (org, cost) in case["spent"].as_object().into_iter().flatten() {
+            meter.add_cost(&MONTH, org, cost.as_u64().unwrap());
+        }
         let is_down = |what: &str| {
             case["down"]
                 .as_array()
@@ -93,7 +113,21 @@ impl World {
             limiter_is_down: is_down("limiter"),
             decision_is_down: is_down("decision"),
             has_limiter: case["limiter"] != "none",
+            policy: policy.filter(|_| !is_down("policy")),
+            meter: Some(meter).filter(|_| !is_down("metering")),
+            launches: LaunchRate::default(),
             operations: 0,
+        }
+    }
+
+    fn look_up(&self, org: &str, model: Option<&str>) -> PolicyView {
+        let Some(policy) = &self.policy else {
+            return PolicyView::UNAVAILABLE;
+        };
+        let provider = model.and_then(|model| policy.provider(model)).map(str::to_owned);
+        PolicyView {
+            org: Lookup::Known(policy.org(org)),
+            provider: Lookup::Known(provider),
         }
     }
 
@@ -101,9 +135,16 @@ impl World {
     fn service(&mut self, callout: &Callout) -> String {
         let request: DecideRequest = serde_json::from_slice(&callout.body).unwrap();
         assert_eq!(request_fault(&request), None);
-        let allowances = &mut self.allowances;
+        let mut allowances = std::mem::take(&mut self.allowances);
+        let answer = self.evaluate(&request, &mut allowances);
+        self.allowances = allowances;
+        answer
+    }
+
+    fn evaluate(&mut self, request: &DecideRequest, allowances: &mut Allowances) -> String {
         let mut allow = |class, choice| allowances.admit(class, choice, 0);
-        let mut evaluation = Evaluation::new(&request, &self.operator);
+        let operator = self.operator.clone();
+        let mut evaluation = Evaluation::new(request, &operator);
         loop {
             match evaluation.step(&mut allow) {
                 Step::Charge(plan) => {
@@ -116,7 +157,23 @@ impl World {
                     };
                     evaluation.charged(answer, &mut allow);
                 }
-                Step::GiveBack(op) => self.ledger.cancel(0, op),
+                Step::Policy { org, model } => evaluation.policy(self.look_up(&org, model.as_deref())),
+                Step::Launch { org, per_minute, burst } => {
+                    evaluation.launched(self.launches.take(&org, per_minute, burst, 0));
+                }
+                Step::Meter(plan) => {
+                    let answer = self.meter.as_mut().map(|meter| meter.record(&MONTH, &plan));
+                    evaluation.metered(answer, &mut allow);
+                }
+                Step::GiveBack(taken) => {
+                    taken.limiter.into_iter().for_each(|op| self.ledger.cancel(0, op));
+                    if let (Some(op), Some(meter)) = (taken.metering, &mut self.meter) {
+                        meter.cancel(&MONTH, op);
+                    }
+                    if let Some((org, per_minute)) = taken.launch {
+                        self.launches.give_back(&org, per_minute);
+                    }
+                }
                 Step::Done(verdict) => {
                     return serde_json::to_string(&DecideAnswer {
                         op: request.op,
@@ -264,6 +321,12 @@ pub fn run(case: &Value) -> Result<(), String> {
                 "{name}: request {at}: no line {}, but {lines:?}",
                 expect["log"]
             ));
+        }
+    }
+    for (org, runs) in case["runs_after"].as_object().into_iter().flatten() {
+        let recorded = world.meter.as_ref().map_or(0, |meter| meter.runs(&MONTH, org));
+        if *runs != recorded {
+            return Err(format!("{name}: {recorded} runs recorded for {org}, expected {runs}"));
         }
     }
     Ok(())

@@ -3,8 +3,8 @@
 //! Left out on purpose: what is tested with them.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
-pub mod proxy;
-pub mod service;
+pub(crate) mod proxy;
+pub(crate) mod service;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -18,10 +18,10 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 /// How long a test waits for what must happen.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Asks until the answer is something, every few milliseconds; fails with `what` after [`PATIENCE`].
-pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
     loop {
         if let Some(answer) = ask().await {
@@ -33,22 +33,31 @@ pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) 
 }
 
 /// A port that was free a moment ago.
-pub fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 /// Whether a program can be started.
-pub fn is_installed(program: &str) -> bool {
-    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+pub(crate) fn is_installed(program: &str) -> bool {
+    Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok()
 }
 
 /// A server without persistence.
-pub struct Store {
+pub(crate) struct Store {
     program: &'static str,
     arguments: Vec<String>,
     folder: TempDir,
     child: Child,
-    pub port: u16,
+    pub(crate) port: u16,
     admin_url: String,
 }
 
@@ -62,19 +71,26 @@ impl Drop for Store {
 
 impl Store {
     /// A Redis that answers.
-    pub async fn redis() -> Self {
+    pub(crate) async fn redis() -> Self {
         Self::start("redis-server", &[]).await
     }
 
     /// A server of this program with more arguments, once it answers.
-    pub async fn start(program: &'static str, arguments: &[&str]) -> Self {
+    pub(crate) async fn start(program: &'static str, arguments: &[&str]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
         let end = Instant::now() + PATIENCE;
         loop {
             let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
             let child = spawn(program, &arguments, &folder, port);
             let admin_url = format!("redis://127.0.0.1:{port}");
-            let mut store = Self { program, arguments: arguments.clone(), folder, child, port, admin_url };
+            let mut store = Self {
+                program,
+                arguments: arguments.clone(),
+                folder,
+                child,
+                port,
+                admin_url,
+            };
             if store.answers().await {
                 return store;
             }
@@ -98,12 +114,12 @@ impl Store {
     }
 
     /// Its address, without credentials.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// How the test itself gets in from here on.
-    pub fn admit_tester_by(&mut self, url: String) {
+    pub(crate) fn admit_tester_by(&mut self, url: String) {
         self.admin_url = url;
     }
 
@@ -116,12 +132,12 @@ impl Store {
     }
 
     /// Runs a command as the tester.
-    pub async fn run(&self, words: &[&str]) -> Value {
+    pub(crate) async fn run(&self, words: &[&str]) -> Value {
         self.try_run(words).await.unwrap_or_else(|| panic!("{words:?} failed"))
     }
 
     /// Runs a command whose answer is a number.
-    pub async fn number(&self, words: &[&str]) -> i64 {
+    pub(crate) async fn number(&self, words: &[&str]) -> i64 {
         match self.run(words).await {
             Value::Int(number) => number,
             Value::BulkString(text) => String::from_utf8(text).unwrap().parse().unwrap(),
@@ -131,39 +147,44 @@ impl Store {
     }
 
     /// All keys.
-    pub async fn keys(&self) -> Vec<String> {
+    pub(crate) async fn keys(&self) -> Vec<String> {
         redis::from_redis_value(self.run(&["KEYS", "*"]).await).unwrap()
     }
 
     /// Clients other than the one that asks.
-    pub async fn clients(&self) -> usize {
+    pub(crate) async fn clients(&self) -> usize {
         let list: String = redis::from_redis_value(self.run(&["CLIENT", "LIST", "TYPE", "normal"]).await).unwrap();
-        list.lines().filter(|line| !line.is_empty() && !line.contains("cmd=client")).count()
+        list.lines()
+            .filter(|line| !line.is_empty() && !line.contains("cmd=client"))
+            .count()
     }
 
     /// Stops the process in its tracks: sockets stay open, nothing is answered.
-    pub fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         self.signal("-STOP");
     }
 
     /// Undoes [`Store::freeze`].
-    pub fn thaw(&self) {
+    pub(crate) fn thaw(&self) {
         self.signal("-CONT");
     }
 
     fn signal(&self, signal: &str) {
-        let done = Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
+        let done = Command::new("kill")
+            .args([signal, &self.child.id().to_string()])
+            .status()
+            .unwrap();
         assert!(done.success());
     }
 
     /// Ends the process at once.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
     /// Starts it again on the same port, empty.
-    pub async fn restart(&mut self) {
+    pub(crate) async fn restart(&mut self) {
         let end = Instant::now() + PATIENCE;
         loop {
             self.child = spawn(self.program, &self.arguments, &self.folder, self.port);
@@ -177,7 +198,17 @@ impl Store {
 
 fn spawn(program: &str, arguments: &[String], folder: &TempDir, port: u16) -> Child {
     Command::new(program)
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"])
+        .args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+        ])
         .arg(folder.path())
         .args(arguments)
         .stdin(Stdio::null())
@@ -188,15 +219,17 @@ fn spawn(program: &str, arguments: &[String], folder: &TempDir, port: u16) -> Ch
 }
 
 /// The limiter's part of a configuration.
-pub fn limiter_config(url: &str, op_timeout_ms: u64) -> LimiterConfig {
+pub(crate) fn limiter_config(url: &str, op_timeout_ms: u64) -> LimiterConfig {
     let text = format!(
         r#"{{"profile": "development", "listen": "127.0.0.1:0",
             "limiter": {{"url": "{url}", "op_timeout_ms": {op_timeout_ms}}}}}"#
     );
-    ServiceConfig::parse(text.as_bytes(), &Environment::default()).unwrap().limiter
+    ServiceConfig::parse(text.as_bytes(), &Environment::default())
+        .unwrap()
+        .limiter
 }
 
 /// A limiter as the service opens it.
-pub fn open(url: &str, op_timeout_ms: u64) -> Arc<dyn Limiter> {
+pub(crate) fn open(url: &str, op_timeout_ms: u64) -> Arc<dyn Limiter> {
     limiter::open(&limiter_config(url, op_timeout_ms)).unwrap().unwrap()
 }

@@ -12,23 +12,23 @@ use tokio::time::sleep;
 
 /// What it does at this moment; every connection looks again with every piece that passes.
 #[derive(Debug, Default)]
-pub struct Mood {
+pub(crate) struct Mood {
     /// Replies wait for as long.
-    pub delay_ms: AtomicU64,
+    pub(crate) delay_ms: AtomicU64,
     /// The next request that holds this mark is passed on, but the connection is cut instead of its reply.
-    pub cut_next_reply: AtomicBool,
+    pub(crate) cut_next_reply: AtomicBool,
     /// The next request that holds the mark is passed on, its reply is swallowed, and the connection stays.
-    pub swallow_next_reply: AtomicBool,
+    pub(crate) swallow_next_reply: AtomicBool,
     /// Connections so far.
-    pub accepted: AtomicUsize,
+    pub(crate) accepted: AtomicUsize,
     /// Connections now.
-    pub open: AtomicUsize,
+    pub(crate) open: AtomicUsize,
 }
 
 /// A proxy; ends with all its connections when it is dropped.
-pub struct Proxy {
-    pub port: u16,
-    pub mood: Arc<Mood>,
+pub(crate) struct Proxy {
+    pub(crate) port: u16,
+    pub(crate) mood: Arc<Mood>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -40,7 +40,7 @@ impl Drop for Proxy {
 
 impl Proxy {
     /// A proxy in front of `port`; `mark` tells the requests that [`Mood`] is about.
-    pub async fn start(port: u16, mark: &'static str) -> Self {
+    pub(crate) async fn start(port: u16, mark: &'static str) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let own = listener.local_addr().unwrap().port();
         let mood = Arc::new(Mood::default());
@@ -56,13 +56,15 @@ impl Proxy {
         Self { port: own, mood, task }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 }
 
 async fn pass(mut client: TcpStream, port: u16, mark: &str, mood: Arc<Mood>) {
-    let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await else { return };
+    let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await else {
+        return;
+    };
     mood.open.fetch_add(1, Ordering::SeqCst);
     drop(relay(&mut client, &mut server, mark, &mood).await);
     mood.open.fetch_sub(1, Ordering::SeqCst);
