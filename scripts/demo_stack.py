@@ -142,10 +142,6 @@ class Stack:
         config.write_text(replace_once(text, "127.0.0.1:8181", f"127.0.0.1:{self.service_port}", "service.json"))
         self.service = self.child("service", [self.tools["service"], "serve", "--config", str(config)])
 
-    def restart_service(self):
-        self.start_service()
-        self.service.await_ready(f"http://127.0.0.1:{self.service_port}/live")
-
     def stop_service(self):
         if not self.service.stop():
             raise Failure(f"the service did not end within {STOP_DEADLINE_S} s of SIGTERM\n{self.service.tail()}")
@@ -196,3 +192,4 @@ class Stack:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.1, deadline - time.monotonic()))
             child.kill()
+        self.children.clear()

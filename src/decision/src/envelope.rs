@@ -179,6 +179,12 @@ fn take(
             ));
         }
         Field::Unknown => {
+            if !core::str::from_utf8(value).is_ok_and(|text| !text.chars().any(char::is_control)) {
+                return Err(alloc::format!(
+                    "{prefix}{} is not UTF-8 without control characters",
+                    visible(&suffix)
+                ));
+            }
             envelope.unknown_header.get_or_insert_with(|| visible(&suffix));
             return Ok(());
         }

@@ -315,7 +315,13 @@ impl<'a> Evaluation<'a> {
                 return;
             }
             match rule {
-                GateRule::Capacity { .. } => builder.capacity(operator.window_s),
+                GateRule::Capacity { .. } => {
+                    if operator.tiers.need_org() && request.subject.org.is_none() {
+                        // Only the service knows its tiers, so only here can it be seen that the id is missing.
+                        return self.deny(Code::EnvelopePartial, Gate::Capacity);
+                    }
+                    builder.capacity(operator.window_s);
+                }
                 GateRule::Concurrency { .. } => {
                     if let Some(plan) = plan {
                         builder.plan_slots(&plan, request.window_s);

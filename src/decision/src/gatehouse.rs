@@ -15,8 +15,8 @@ use crate::metric::Counter;
 use crate::operation::OperationId;
 use crate::outbox::{Note, Outbox};
 use crate::reply::Reply;
-use crate::rules::Choice;
-use crate::wire::{SETTLE_PATH, SettleAnswer};
+use crate::rules::{Choice, Gate};
+use crate::wire::{SETTLE_PATH, SettleAnswer, Unmetered};
 
 /// How long the enforcing gauge stays 0 after something was not enforced, in milliseconds: longer than a scrape interval
 /// of 5 s, so that a scrape cannot miss it.
@@ -82,6 +82,7 @@ pub struct Gatehouse {
     slots: HashMap<OperationId, HeldSlot>,
     unenforced_until_ms: Option<u64>,
     reassert_at_ms: u64,
+    has_told_of_unknown_header: bool,
 }
 
 impl Gatehouse {
@@ -97,6 +98,7 @@ impl Gatehouse {
             slots: HashMap::new(),
             unenforced_until_ms: None,
             reassert_at_ms: 0,
+            has_told_of_unknown_header: false,
         }
     }
 
@@ -128,6 +130,18 @@ impl Gatehouse {
         effects.extend(self.logs.admit(line, now_ms).map(Effect::Log));
     }
 
+    /// Tells once of a header under the prefix that means nothing.
+    pub(crate) fn unknown_header(&mut self, name: &str, now_ms: u64, effects: &mut Vec<Effect>) {
+        if !core::mem::replace(&mut self.has_told_of_unknown_header, true) {
+            let message = alloc::format!("{}{name} is not a header of the envelope: ignored", self.config.prefix);
+            self.log(
+                LogLine::new(Level::Warn, "unknown_envelope_header", message),
+                now_ms,
+                effects,
+            );
+        }
+    }
+
     /// Whether a class may be opened once more; counts it.
     pub(crate) fn allow(&mut self, class: FailureClass, choice: Choice, now_ms: u64) -> bool {
         self.allowances.admit(class, choice, now_ms)
@@ -145,6 +159,18 @@ impl Gatehouse {
     /// What has to be told about an operation.
     pub(crate) fn tell(&mut self, note: Note, now_ms: u64) {
         self.outbox.add(note, now_ms);
+    }
+
+    /// A request went on without a decision. `admission` says whose run it is, if that is known; only rules that record
+    /// runs have anything to bill.
+    pub(crate) fn unmetered(&mut self, admission: Option<Unmetered>, now_ms: u64) {
+        if self.config.rules.gate(Gate::Metering).is_none() {
+            return;
+        }
+        match admission {
+            Some(admission) => self.outbox.add_unmetered(admission, now_ms),
+            None => self.outbox.lose_unmetered(),
+        }
     }
 
     /// A stream holds a slot that lapses after `ttl_ms` without renewal.
@@ -181,6 +207,15 @@ impl Gatehouse {
         let dropped = self.outbox.take_dropped();
         if dropped > 0 {
             effects.push(Effect::Count(Counter::OutboxDropped, dropped));
+        }
+        let unmetered = self.outbox.take_unmetered_dropped();
+        if unmetered > 0 {
+            effects.push(Effect::Count(Counter::UnmeteredDropped, unmetered));
+            let message = "an unmetered admission found no room in the outbox: it can't be billed";
+            let mut line = LogLine::new(Level::Error, "unmetered_dropped", message);
+            line.rules = Some(self.config.rules.name.clone());
+            line.count = unmetered;
+            self.log(line, now_ms, &mut effects);
         }
         effects
     }

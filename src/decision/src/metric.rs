@@ -24,6 +24,8 @@ pub enum Counter {
     Callouts,
     /// Cancels, releases and renewals that found no room in the outbox, or grew too old.
     OutboxDropped,
+    /// Unmetered admissions that found no room in the outbox: runs that can't be billed.
+    UnmeteredDropped,
     /// Streams whose slot had lapsed while the limiter was cut off.
     SlotLost,
 }
@@ -37,6 +39,7 @@ impl Counter {
             Self::LeaseHits,
             Self::Callouts,
             Self::OutboxDropped,
+            Self::UnmeteredDropped,
             Self::SlotLost
         ];
         for class in FailureClass::ALL {
@@ -60,6 +63,7 @@ impl Counter {
             Self::LeaseHits => "portcullis_lease_hits".into(),
             Self::Callouts => "portcullis_callouts".into(),
             Self::OutboxDropped => "portcullis_outbox_dropped".into(),
+            Self::UnmeteredDropped => "portcullis_unmetered_dropped".into(),
             Self::SlotLost => "portcullis_slot_lost".into(),
         }
     }

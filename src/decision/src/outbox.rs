@@ -1,14 +1,16 @@
-//! The outbox of a VM: what streams leave behind (cancels, releases, renewals), sent in batches to `/v1/settle`.
+//! The outbox of a VM: what streams leave behind (cancels, releases, renewals, unmetered admissions), sent in batches to
+//! `/v1/settle`.
 //!
-//! Bounded in number and age. A batch that was not answered goes back to the front and is sent again: every entry is
-//! idempotent by its operation id. What does not fit is counted; it lapses in the store by its time to live.
+//! A batch that was not answered goes back to the front and is sent again: every entry is idempotent by its operation id.
+//! Notes are bounded in number and age; what does not fit is counted, and lapses in the store by its time to live.
+//! Unmetered admissions are bounded in number alone, in a queue of their own: they are money, and nothing lapses.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::config::Profile;
 use crate::operation::OperationId;
-use crate::wire::SettleRequest;
+use crate::wire::{SettleRequest, Unmetered};
 
 /// Entries that wait at most.
 const CAPACITY: usize = 8_192;
@@ -16,6 +18,10 @@ const CAPACITY: usize = 8_192;
 const BATCH: usize = 256;
 /// How long an entry is worth sending, in milliseconds: by then slots and windows have lapsed.
 const MAX_AGE_MS: u64 = 120_000;
+/// Unmetered admissions that wait at most: with ids as long as they may be, about 3 MiB.
+const UNMETERED_CAPACITY: usize = 4_096;
+/// Unmetered admissions of one batch at most.
+const UNMETERED_BATCH: usize = 128;
 /// Pause after a batch that failed, in milliseconds.
 const RETRY_MS: u64 = 500;
 
@@ -35,8 +41,11 @@ pub enum Note {
 pub struct Outbox {
     waiting: VecDeque<(Note, u64)>,
     under_way: Vec<(Note, u64)>,
+    unmetered: VecDeque<(Unmetered, u64)>,
+    unmetered_under_way: Vec<(Unmetered, u64)>,
     not_before_ms: u64,
     dropped: u64,
+    unmetered_dropped: u64,
 }
 
 impl Outbox {
@@ -49,9 +58,25 @@ impl Outbox {
         }
     }
 
+    /// Adds an unmetered admission of `now_ms`; its `age_ms` is set when it is sent.
+    pub fn add_unmetered(&mut self, admission: Unmetered, now_ms: u64) {
+        let kept = self.unmetered.len().saturating_add(self.unmetered_under_way.len());
+        if kept >= UNMETERED_CAPACITY {
+            self.unmetered_dropped = self.unmetered_dropped.saturating_add(1);
+        } else {
+            self.unmetered.push_back((admission, now_ms));
+        }
+    }
+
+    /// Counts an unmetered admission that nothing is known of.
+    pub const fn lose_unmetered(&mut self) {
+        self.unmetered_dropped = self.unmetered_dropped.saturating_add(1);
+    }
+
     /// The next batch, if one may be sent now. One batch is under way at a time.
     pub fn next_batch(&mut self, profile: Profile, now_ms: u64) -> Option<SettleRequest> {
-        if self.waiting.is_empty() || !self.under_way.is_empty() || now_ms < self.not_before_ms {
+        let is_under_way = !self.under_way.is_empty() || !self.unmetered_under_way.is_empty();
+        if is_under_way || self.is_empty() || now_ms < self.not_before_ms {
             return None;
         }
         while self
@@ -64,14 +89,21 @@ impl Outbox {
         }
         let take = self.waiting.len().min(BATCH);
         self.under_way = self.waiting.drain(..take).collect();
-        if self.under_way.is_empty() {
+        let take = self.unmetered.len().min(UNMETERED_BATCH);
+        self.unmetered_under_way = self.unmetered.drain(..take).collect();
+        if self.under_way.is_empty() && self.unmetered_under_way.is_empty() {
             return None;
         }
+        let aged = |(admission, since): &(Unmetered, u64)| Unmetered {
+            age_ms: now_ms.saturating_sub(*since),
+            ..admission.clone()
+        };
         let mut request = SettleRequest {
             profile,
             releases: Vec::new(),
             renewals: Vec::new(),
             cancels: Vec::new(),
+            unmetered: self.unmetered_under_way.iter().map(aged).collect(),
         };
         for (note, _) in &self.under_way {
             match note {
@@ -86,6 +118,7 @@ impl Outbox {
     /// The batch under way was answered with 200.
     pub fn delivered(&mut self) {
         self.under_way.clear();
+        self.unmetered_under_way.clear();
     }
 
     /// The batch under way was not answered: it goes back to the front, and waits a little.
@@ -94,16 +127,27 @@ impl Outbox {
         for entry in self.under_way.drain(..).rev() {
             self.waiting.push_front(entry);
         }
+        for entry in self.unmetered_under_way.drain(..).rev() {
+            self.unmetered.push_front(entry);
+        }
     }
 
     /// Whether nothing waits and nothing is under way.
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.under_way.is_empty()
+        self.waiting.is_empty()
+            && self.under_way.is_empty()
+            && self.unmetered.is_empty()
+            && self.unmetered_under_way.is_empty()
     }
 
     /// How many notes were dropped since the last call.
     pub fn take_dropped(&mut self) -> u64 {
         core::mem::take(&mut self.dropped)
+    }
+
+    /// How many unmetered admissions were dropped since the last call.
+    pub fn take_unmetered_dropped(&mut self) -> u64 {
+        core::mem::take(&mut self.unmetered_dropped)
     }
 }
 
@@ -148,5 +192,50 @@ mod tests {
         assert_eq!(outbox.next_batch(Profile::Production, MAX_AGE_MS + 1), None);
         assert_eq!(outbox.take_dropped(), CAPACITY as u64);
         assert!(outbox.is_empty());
+    }
+
+    fn admission(n: u8) -> Unmetered {
+        Unmetered {
+            op: op(n),
+            org: Some("g".into()),
+            owner: Some("o".into()),
+            rules: "r".into(),
+            request_id: None,
+            age_ms: 0,
+        }
+    }
+
+    #[test]
+    fn an_unmetered_admission_is_sent_with_its_age_until_it_is_answered_however_long_that_takes() {
+        let mut outbox = Outbox::default();
+        outbox.add_unmetered(admission(1), 10);
+        let first = outbox.next_batch(Profile::Production, 15).unwrap();
+        assert_eq!((first.unmetered.len(), first.unmetered[0].age_ms), (1, 5));
+        assert_eq!(outbox.next_batch(Profile::Production, 15), None);
+        outbox.failed(15);
+        let day_ms = 86_400_000;
+        let again = outbox.next_batch(Profile::Production, day_ms).unwrap();
+        assert_eq!(again.unmetered[0].age_ms, day_ms - 10);
+        assert!(!outbox.is_empty(), "it is not delivered before the answer");
+        outbox.delivered();
+        assert!(outbox.is_empty());
+        assert_eq!(outbox.next_batch(Profile::Production, day_ms), None);
+    }
+
+    #[test]
+    fn unmetered_admissions_are_bounded_and_a_flood_of_notes_leaves_them_their_room() {
+        let mut outbox = Outbox::default();
+        for _ in 0..=CAPACITY {
+            outbox.add(Note::Cancel(op(1)), 0);
+        }
+        for _ in 0..UNMETERED_CAPACITY + 3 {
+            outbox.add_unmetered(admission(2), 0);
+        }
+        outbox.lose_unmetered();
+        assert_eq!((outbox.take_dropped(), outbox.take_unmetered_dropped()), (1, 4));
+        let batch = outbox.next_batch(Profile::Production, 0).unwrap();
+        assert_eq!((batch.cancels.len(), batch.unmetered.len()), (BATCH, UNMETERED_BATCH));
+        outbox.add_unmetered(admission(3), 0);
+        assert_eq!(outbox.take_unmetered_dropped(), 1, "what is under way still takes room");
     }
 }

@@ -25,7 +25,7 @@ use crate::outbox::Note;
 use crate::reply::{CLASS_HEADER, Refusal, limit_headers};
 use crate::rules::{Choice, Gate};
 use crate::verdict::{Admission, Denial, LimitState, Unavailability, Verdict};
-use crate::wire::{DECIDE_PATH, DecideAnswer, DecideRequest, LARGEST_ANSWER};
+use crate::wire::{DECIDE_PATH, DecideAnswer, DecideRequest, LARGEST_ANSWER, Unmetered};
 
 /// What the service keeps of a callout's time for the way there and back, in milliseconds.
 const TRANSPORT_MS: u64 = 30;
@@ -35,6 +35,9 @@ const LEAST_RETRY_MS: u64 = 40;
 const DEADLINE_SLACK_MS: u64 = 20;
 /// Longest `x-request-id` that is repeated, in bytes.
 const LONGEST_REQUEST_ID: usize = 256;
+
+/// Stands for the id of a request that is never sent, since the host has no random bits.
+const NO_ID: OperationId = OperationId::from_random([0; 16]);
 
 /// One header as the host gave it.
 pub type Header = (Vec<u8>, Vec<u8>);
@@ -194,12 +197,7 @@ impl Stream {
         } = envelope;
         self.caller.org.clone_from(&subject.org);
         if let Some(name) = unknown_header {
-            let message = alloc::format!(
-                "{}{name} is not a header of the envelope: ignored",
-                gatehouse.config().prefix
-            );
-            let line = LogLine::new(Level::Warn, "unknown_envelope_header", message);
-            gatehouse.log(line, now_ms, effects);
+            gatehouse.unknown_header(&name, now_ms, effects);
         }
         let config = gatehouse.config();
         if config.model == ModelSource::None {
@@ -220,7 +218,7 @@ impl Stream {
         let config = gatehouse.config();
         let op = random().map(OperationId::from_random);
         let request = DecideRequest {
-            op: op.unwrap_or(OperationId::from_random([0; 16])),
+            op: op.unwrap_or(NO_ID),
             profile: config.profile,
             rules: config.rules.name.clone(),
             mode: config.mode,
@@ -416,6 +414,7 @@ impl Stream {
         line.action = Some("admit");
         gatehouse.log(line, now_ms, effects);
         gatehouse.unenforced(now_ms, effects);
+        gatehouse.unmetered(request.and_then(unmetered), now_ms);
         self.pass(None, effects);
     }
 
@@ -519,6 +518,19 @@ impl Stream {
         line.request_id.clone_from(&self.caller.request_id);
         line
     }
+}
+
+/// What has to be billed of a request that went on undecided; `None` if the host gave it no id, under which alone it would
+/// be billed once.
+fn unmetered(request: &DecideRequest) -> Option<Unmetered> {
+    (request.op != NO_ID).then(|| Unmetered {
+        op: request.op,
+        org: request.subject.org.clone(),
+        owner: Some(request.subject.owner.clone()),
+        rules: request.rules.clone(),
+        request_id: request.request_id.clone(),
+        age_ms: 0,
+    })
 }
 
 /// The sentence of a gate that was opened.

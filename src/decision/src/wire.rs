@@ -99,6 +99,30 @@ pub struct SettleRequest {
     /// Decisions that nobody waits for any more: whatever they took is given back, whichever arrives first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cancels: Vec<OperationId>,
+    /// Requests that the filter let pass without a decision while its rules list `metering`: to be billed later.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unmetered: Vec<Unmetered>,
+}
+
+/// A request that went on and was recorded nowhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unmetered {
+    /// Makes its record idempotent.
+    pub op: OperationId,
+    /// Whose run it is; absent if the envelope named no organization.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub org: Option<String>,
+    /// The owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// The rules' name.
+    pub rules: String,
+    /// The client's `x-request-id`, which only correlates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+    /// How long ago it was, in milliseconds: a filter has no clock that the service could compare with its own.
+    pub age_ms: u64,
 }
 
 /// The answer to a settle batch.

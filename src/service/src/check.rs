@@ -15,6 +15,8 @@ use portcullis_decision::config::{
 use portcullis_decision::json::Node;
 
 use crate::limiter::{self, Limiter};
+use crate::metering::{self, Meter};
+use crate::policy;
 
 /// Exit code for a fault in a file or in the environment.
 pub const FAULTY: u8 = 2;
@@ -83,6 +85,18 @@ pub fn service(text: &[u8], environment: &Environment) -> Result<(ServiceConfig,
     Ok((config, limiter))
 }
 
+/// The metering store that a configuration names, which is opened but not reached out for.
+///
+/// # Errors
+/// An address that no metering store can be made of.
+pub fn meter(config: &ServiceConfig) -> Result<Option<Arc<dyn Meter>>, Faults> {
+    metering::open(&config.metering).map_err(|fault| {
+        let mut faults = Faults::default();
+        faults.add("metering.url", fault.to_string());
+        faults
+    })
+}
+
 fn whole_file(message: String) -> Faults {
     let mut faults = Faults::default();
     faults.add("", message);
@@ -106,6 +120,10 @@ fn examine(file: &Path, environment: &Environment) -> Result<String, Faults> {
         FileKind::Rules => parse_rule_file(&text).map(|rules| format!("rules {}", rules.name)),
         FileKind::Filter => FilterConfig::parse(&text).map(|_| "filter configuration".to_owned()),
         FileKind::Policy => parse_policy_file(&text).map(|_| "policy file".to_owned()),
-        FileKind::Service => service(&text, environment).map(|_| "service configuration".to_owned()),
+        FileKind::Service => {
+            let (config, _) = service(&text, environment)?;
+            policy::open(&config.policy)?;
+            meter(&config).map(|_| "service configuration".to_owned())
+        }
     }
 }

@@ -55,6 +55,79 @@ pub enum Command {
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
+    /// Loads policies into Postgres, or prints them
+    Policy {
+        /// What to do with them
+        #[command(subcommand)]
+        command: PolicyCommand,
+    },
+    /// Shows runs that went on unmetered, and have been journaled for billing
+    #[command(subcommand)]
+    Unmetered(UnmeteredCommand),
+}
+
+/// The subcommands of `unmetered`.
+#[derive(Debug, Subcommand)]
+pub enum UnmeteredCommand {
+    /// Lists journaled runs, oldest first
+    #[command(
+        long_about = "Lists the runs that went on while metering, or the decision service, was unavailable and the rules \
+        said admit, oldest first. Each has been added to its organization's month when it was journaled; what a service \
+        or a filter still keeps shows in portcullis_unmetered_waiting.\n\n\
+        Exit code 0 after the whole list, 1 if the database can't be read, 2 for a fault in the arguments."
+    )]
+    List(UnmeteredListArguments),
+}
+
+/// The arguments of `unmetered list`.
+#[derive(Debug, Args)]
+pub struct UnmeteredListArguments {
+    /// One JSON object a line instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Only the runs of this organization
+    #[arg(long, value_name = "ORG")]
+    pub org: Option<String>,
+    /// The metering store, postgres://…; as an argument it shows in the list of processes, so prefer the environment
+    #[arg(long, value_name = "URL", env = "POSTGRES_DSN", hide_env_values = true)]
+    pub database: Option<String>,
+}
+
+/// The subcommands of `policy`.
+#[derive(Debug, Subcommand)]
+pub enum PolicyCommand {
+    /// Makes the database hold what a policy file says
+    #[command(
+        long_about = "Makes the database hold what a policy file says, and prints the difference.\n\n\
+        Declarative: afterwards the database holds the entries of the file and no others, or nothing was changed. A file \
+        that lacks entries that the database has is refused unless --prune is given, since a file that was cut short would \
+        lock customers out. Everything happens in one transaction; running services follow within their \
+        policy.max_staleness_ms. Applied a second time, a file finds nothing to change. Missing tables are created.",
+        after_long_help = "Exit codes: 0 done, 1 trouble with the database, 2 a fault in the file or in the arguments, or \
+        entries that only --prune would remove."
+    )]
+    Apply {
+        /// The policy file (JSON): providers, prices, plans, orgs
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Address of the database; in the environment it does not show in the list of processes
+        #[arg(long, value_name = "URL", env = "POSTGRES_DSN", hide_env_values = true)]
+        database: Option<String>,
+        /// Prints the difference and changes nothing
+        #[arg(long)]
+        dry_run: bool,
+        /// Removes entries that the file does not have
+        #[arg(long)]
+        prune: bool,
+    },
+    /// Prints the policy of the database in the format of the file
+    #[command(long_about = "Prints the policy of the database in the format of the file (JSON), so that it can be kept, \
+        compared, edited and applied again.")]
+    Show {
+        /// Address of the database; in the environment it does not show in the list of processes
+        #[arg(long, value_name = "URL", env = "POSTGRES_DSN", hide_env_values = true)]
+        database: Option<String>,
+    },
 }
 
 /// The arguments of `serve`.

@@ -22,13 +22,19 @@ use portcullis_decision::wire::{DecideAnswer, DecideRequest};
 use tokio::time::Instant;
 
 use crate::flights::{Flights, Seat};
-use crate::give_back::GiveBack;
+use crate::give_back::{GiveBack, GiveBacks};
 use crate::limiter::Limiter;
 use crate::limiter::watched::WatchedLimiter;
 use crate::logs::Journal;
+use crate::metering::Meter;
+use crate::metering::watched::WatchedMeter;
 use crate::metrics::Metrics;
+use crate::policy::PolicyStore;
+use crate::policy::cache::PolicyCache;
+use crate::unmetered::UnmeteredJournal;
 use crate::{after, locked, millis_since};
 
+mod metered;
 mod told;
 
 /// What a budget has to leave beside one store operation, in milliseconds.
@@ -40,11 +46,16 @@ pub struct Decider {
     pub profile: Profile,
     /// `None`: there is no limiter (development only).
     pub(crate) limiter: Option<WatchedLimiter>,
+    /// `None`: no policy store is configured, and a policy is unavailable to every gate.
+    pub(crate) policy: Option<PolicyCache>,
+    /// `None`: metering is not configured, and unavailable to every gate.
+    pub(crate) meter: Option<WatchedMeter>,
+    pub(crate) unmetered: Arc<UnmeteredJournal>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) journal: Arc<Journal>,
     operator: Operator,
     op_timeout_ms: u64,
-    give_back: Arc<GiveBack>,
+    pub(crate) give_back: GiveBacks,
     flights: Flights,
     allowances: Mutex<Allowances>,
     launches: Mutex<LaunchRate>,
@@ -74,13 +85,16 @@ impl Decider {
         Self {
             profile: config.profile,
             limiter: limiter.map(watch),
+            policy: None,
+            meter: None,
+            unmetered: Arc::new(UnmeteredJournal::new(Arc::clone(&metrics), Arc::clone(&journal))),
             operator: Operator {
                 tiers: config.capacity.clone(),
                 window_s: config.limiter.window_s,
                 slot_ttl_ms: config.limiter.slot_ttl_s.saturating_mul(1000),
             },
             op_timeout_ms: config.limiter.op_timeout_ms,
-            give_back: Arc::new(GiveBack::new(Arc::clone(&metrics))),
+            give_back: GiveBacks::new(&metrics),
             flights: Flights::default(),
             allowances: Mutex::default(),
             launches: Mutex::default(),
@@ -91,9 +105,48 @@ impl Decider {
         }
     }
 
-    /// The give-backs that wait.
+    /// With this policy store.
+    #[must_use]
+    pub fn with_policy(mut self, store: Option<Arc<dyn PolicyStore>>, max_staleness: Duration) -> Self {
+        let op_timeout = Duration::from_millis(self.op_timeout_ms);
+        let (metrics, journal) = (&self.metrics, &self.journal);
+        self.policy = store
+            .map(|store| PolicyCache::new(store, max_staleness, op_timeout, Arc::clone(metrics), Arc::clone(journal)));
+        self
+    }
+
+    /// The policy store, if there is one.
+    pub fn policy(&self) -> Option<&PolicyCache> {
+        self.policy.as_ref()
+    }
+
+    /// With this metering store.
+    #[must_use]
+    pub fn with_meter(mut self, meter: Option<Arc<dyn Meter>>) -> Self {
+        let op_timeout = Duration::from_millis(self.op_timeout_ms);
+        let (metrics, journal) = (&self.metrics, &self.journal);
+        self.meter = meter.map(|meter| WatchedMeter::new(meter, op_timeout, Arc::clone(metrics), Arc::clone(journal)));
+        self
+    }
+
+    /// The give-backs to the limiter that wait.
     pub fn give_back(&self) -> Arc<GiveBack> {
-        Arc::clone(&self.give_back)
+        Arc::clone(&self.give_back.limiter)
+    }
+
+    /// All give-backs that wait.
+    pub fn give_backs(&self) -> GiveBacks {
+        self.give_back.clone()
+    }
+
+    /// The metering store, if there is one.
+    pub fn meter(&self) -> Option<&WatchedMeter> {
+        self.meter.as_ref()
+    }
+
+    /// The admissions that wait to be billed.
+    pub fn unmetered(&self) -> Arc<UnmeteredJournal> {
+        Arc::clone(&self.unmetered)
     }
 
     /// The limiter, if there is one.
@@ -137,33 +190,28 @@ impl Decider {
                     let answer = self.charge(&plan, deadline, &mut gave_back).await;
                     evaluation.charged(answer, &mut allow);
                 }
-                // No store is behind these gates yet: each is unavailable, and opened or closed by its rule.
-                Step::Policy { .. } => evaluation.policy(PolicyView::UNAVAILABLE),
-                Step::Meter(_) => evaluation.metered(None, &mut allow),
+                Step::Policy { org, model } => {
+                    let view = match &self.policy {
+                        Some(policy) => policy.view(&org, model.as_deref(), deadline).await,
+                        None => PolicyView::UNAVAILABLE,
+                    };
+                    evaluation.policy(view);
+                }
+                Step::Meter(plan) => {
+                    let answer = self.meter_a_run(&plan, deadline, &mut gave_back).await;
+                    evaluation.metered(answer, &mut allow);
+                }
                 Step::Launch { org, per_minute, burst } => {
                     let now_ms = millis_since(self.epoch);
                     evaluation.launched(locked(&self.launches).take(&org, per_minute, burst, now_ms));
                 }
-                Step::GiveBack(taken) => {
-                    if let Some((org, per_minute)) = taken.launch {
-                        locked(&self.launches).give_back(&org, per_minute);
-                    }
-                    let Some(op) = taken.limiter else { continue };
-                    gave_back = true;
-                    // At once while there is time, so that who is told of a denial finds nothing charged by it.
-                    let now_told = match &self.limiter {
-                        Some(limiter) if Instant::now() < deadline => limiter.cancel(&[op]).await.is_ok(),
-                        _ => false,
-                    };
-                    if !now_told {
-                        self.give_back.later(op);
-                    }
-                }
+                Step::GiveBack(taken) => gave_back |= self.give_back_taken(taken, deadline).await,
                 Step::Done(verdict) => break verdict,
             }
         };
         self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
         self.metrics.verdict(&verdict);
+        self.journal_unmetered(request, &verdict);
         self.tell(request, &verdict);
         (
             DecideAnswer {
@@ -187,7 +235,7 @@ impl Decider {
             Err(fault) => {
                 if fault.may_have_happened() {
                     *gave_back = true;
-                    self.give_back.later(plan.op);
+                    self.give_back.limiter.later(plan.op);
                 }
                 LimiterAnswer::Unavailable
             }

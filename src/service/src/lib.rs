@@ -25,10 +25,14 @@ pub mod give_back;
 pub mod http;
 pub mod limiter;
 pub mod logs;
+pub mod metering;
 pub mod metrics;
+pub mod policy;
+pub mod postgres;
 pub mod readiness;
 pub mod serve;
 pub mod settle;
+pub mod unmetered;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

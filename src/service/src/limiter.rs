@@ -77,6 +77,12 @@ pub enum StoreFault {
     /// An answer of another shape than asked for.
     #[error("the answer made no sense")]
     NotSensible,
+    /// Every connection that there may be is in use, here or at the store.
+    #[error("no connection was free")]
+    PoolExhausted,
+    /// The store lacks our tables, or they are too old.
+    #[error("the tables are missing or too old")]
+    Schema,
     /// Not asked: the last attempts failed, and the next one is not due.
     #[error("not asked, after failures")]
     CircuitOpen,
@@ -93,6 +99,8 @@ impl StoreFault {
             Self::Loading => "loading",
             Self::AccessDenied => "access_denied",
             Self::NotSensible => "not_sensible",
+            Self::PoolExhausted => "pool_exhausted",
+            Self::Schema => "schema",
             Self::CircuitOpen => "circuit_open",
         }
     }

@@ -29,7 +29,7 @@ pub struct Metrics {
     dependency_errors: Family<Labels<2>, Counter>,
     dependency_up: Family<Labels<1>, Gauge>,
     bypassed: Family<Labels<2>, Counter>,
-    /// Whether a policy is loaded and fresh.
+    /// Whether a policy store is configured, and answers.
     pub policy_enforced: Gauge,
     /// Whether there is a limiter, and it answers.
     pub limits_enforced: Gauge,
@@ -37,12 +37,23 @@ pub struct Metrics {
     pub decide_seconds: Histogram,
     /// Operations of the limiter.
     pub limiter_seconds: Histogram,
+    /// Questions to the policy store; answers from the cache are none.
+    pub policy_seconds: Histogram,
+    policy_lookups: Family<Labels<1>, Counter>,
     /// Renewals whose slot had lapsed.
     pub slot_lost: Counter,
     /// Admissions without any limiter.
     pub unenforced: Counter,
     /// Give-backs that found no room or grew too old; what they stood for lapses in the store.
     pub give_back_dropped: Counter,
+    /// Operations of the metering store.
+    pub metering_seconds: Histogram,
+    /// Admissions whose run was not recorded, by a service or told by a filter.
+    pub unmetered: Counter,
+    /// Those of them that found no room in the journal.
+    pub unmetered_dropped: Counter,
+    /// Those of them that no store has taken yet.
+    pub unmetered_waiting: Gauge,
     build_info: Family<Vec<(&'static str, String)>, Gauge<i64, std::sync::atomic::AtomicI64>>,
 }
 
@@ -58,9 +69,15 @@ impl Default for Metrics {
             limits_enforced: Gauge::default(),
             decide_seconds: Histogram::new(SECONDS),
             limiter_seconds: Histogram::new(SECONDS),
+            policy_seconds: Histogram::new(SECONDS),
+            policy_lookups: Family::default(),
             slot_lost: Counter::<u64, AtomicU64>::default(),
             unenforced: Counter::default(),
             give_back_dropped: Counter::default(),
+            metering_seconds: Histogram::new(SECONDS),
+            unmetered: Counter::default(),
+            unmetered_dropped: Counter::default(),
+            unmetered_waiting: Gauge::default(),
             build_info: Family::default(),
         };
         metrics.register();
@@ -93,7 +110,7 @@ impl Metrics {
         );
         registry.register(
             "policy_enforced",
-            "1 while a policy is loaded and fresh; 0 also when none is configured",
+            "1 while a policy store is configured and answers; else gates that need a policy are unavailable",
             self.policy_enforced.clone(),
         );
         registry.register(
@@ -112,6 +129,16 @@ impl Metrics {
             self.limiter_seconds.clone(),
         );
         registry.register(
+            "policy_seconds",
+            "Questions to the policy store; answers from the cache are none",
+            self.policy_seconds.clone(),
+        );
+        registry.register(
+            "policy_lookups",
+            "Lookups in the cached policy: a hit was answered at once, a miss had to wait for the store",
+            self.policy_lookups.clone(),
+        );
+        registry.register(
             "slot_lost",
             "Renewals whose slot had lapsed: the stream goes on",
             self.slot_lost.clone(),
@@ -121,6 +148,26 @@ impl Metrics {
             "give_back_dropped",
             "Give-backs that found no room or grew too old; what they stood for lapses in the store",
             self.give_back_dropped.clone(),
+        );
+        registry.register(
+            "metering_seconds",
+            "Operations of the metering store",
+            self.metering_seconds.clone(),
+        );
+        registry.register(
+            "unmetered",
+            "Admissions whose run was not recorded, and has to be billed later",
+            self.unmetered.clone(),
+        );
+        registry.register(
+            "unmetered_dropped",
+            "Unmetered admissions that found no room in the journal, and can't be billed",
+            self.unmetered_dropped.clone(),
+        );
+        registry.register(
+            "unmetered_waiting",
+            "Unmetered admissions that no store has taken yet",
+            self.unmetered_waiting.clone(),
         );
         registry.register("build_info", "What runs: always 1", self.build_info.clone());
     }
@@ -155,6 +202,11 @@ impl Metrics {
         self.dependency_errors
             .get_or_create(&[("dependency", dependency.name()), ("kind", kind)])
             .inc();
+    }
+
+    /// Counts a lookup in the cached policy: `hit` or `miss`.
+    pub fn policy_lookup(&self, outcome: &'static str) {
+        self.policy_lookups.get_or_create(&[("outcome", outcome)]).inc();
     }
 
     /// Says whether a dependency answers.

@@ -14,10 +14,12 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 
-use crate::limiter::Limiter;
 use crate::limiter::watched::WatchedLimiter;
+use crate::limiter::{Limiter, StoreFault};
 use crate::locked;
+use crate::metering::watched::WatchedMeter;
 use crate::metrics::Metrics;
+use crate::policy::cache::PolicyCache;
 
 /// Between two pings.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
@@ -103,12 +105,48 @@ fn now() -> String {
     text
 }
 
+/// A dependency that can be asked whether it answers.
+pub trait Pinged: Send + Sync + 'static {
+    /// Which it is.
+    const DEPENDENCY: Dependency;
+
+    /// Whether it answers, and would take what it is for.
+    fn ping(&self) -> impl Future<Output = Result<(), StoreFault>> + Send;
+}
+
+impl Pinged for WatchedLimiter {
+    const DEPENDENCY: Dependency = Dependency::Limiter;
+
+    async fn ping(&self) -> Result<(), StoreFault> {
+        self.ping().await
+    }
+}
+
+impl Pinged for WatchedMeter {
+    const DEPENDENCY: Dependency = Dependency::Metering;
+
+    async fn ping(&self) -> Result<(), StoreFault> {
+        self.ping().await
+    }
+}
+
+impl Pinged for PolicyCache {
+    const DEPENDENCY: Dependency = Dependency::Policy;
+
+    async fn ping(&self) -> Result<(), StoreFault> {
+        self.ping().await
+    }
+}
+
+/// What a store that has not answered yet shows.
+const NOT_REACHED: &str = "not reached yet";
+
 /// The states of all dependencies.
 #[derive(Debug)]
 pub struct Readiness {
     limiter: Mutex<State>,
-    policy: State,
-    metering: State,
+    policy: Mutex<State>,
+    metering: Mutex<State>,
     metrics: Arc<Metrics>,
 }
 
@@ -120,7 +158,7 @@ impl Readiness {
                 Condition::Absent,
                 "no limiter is configured: contract limits are not enforced",
             ),
-            Some(limiter) if limiter.is_shared() => State::new(Condition::Down, "not reached yet"),
+            Some(limiter) if limiter.is_shared() => State::new(Condition::Down, NOT_REACHED),
             Some(limiter) => {
                 let scheme = limiter.scheme();
                 State::new(
@@ -131,90 +169,95 @@ impl Readiness {
         };
         let answers = matches!(limiter.condition, Condition::Up | Condition::Embedded);
         metrics.dependency_is_up(Dependency::Limiter, answers);
-        let [policy, metering] = [
-            (Dependency::Policy, &config.policy.url),
-            (Dependency::Metering, &config.metering.url),
-        ]
-        .map(|(dependency, url)| without_driver(dependency, url.as_ref(), &metrics));
+        let policy = policy(config.policy.url.as_ref(), &metrics);
+        let metering = metering(config.metering.url.as_ref(), &metrics);
         Self {
             limiter: Mutex::new(limiter),
-            policy,
-            metering,
+            policy: Mutex::new(policy),
+            metering: Mutex::new(metering),
             metrics,
         }
     }
 
     /// Whether the service is ready, and the body that says why.
     pub fn report(&self) -> (bool, Value) {
-        let limiter = locked(&self.limiter);
-        let ready =
-            limiter.condition == Condition::Up && matches!(self.policy.condition, Condition::Up | Condition::Absent);
-        let dependencies =
-            json!({"limiter": limiter.json(), "policy": self.policy.json(), "metering": self.metering.json()});
+        let (limiter, policy, metering) = (locked(&self.limiter), locked(&self.policy), locked(&self.metering));
+        let policy_is_loaded = matches!(policy.condition, Condition::Up | Condition::Absent);
+        let ready = limiter.condition == Condition::Up && policy_is_loaded;
+        let dependencies = json!({"limiter": limiter.json(), "policy": policy.json(), "metering": metering.json()});
         (ready, json!({"ready": ready, "dependencies": dependencies}))
     }
 
-    /// Pings a shared limiter, for ever.
-    pub async fn run(self: Arc<Self>, limiter: WatchedLimiter) {
+    /// Pings a shared store, for ever.
+    pub async fn run<P: Pinged>(self: Arc<Self>, store: P) {
         let mut ticks = interval(PING_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut hysteresis = Hysteresis::default();
         loop {
             ticks.tick().await;
-            let result = limiter.ping().await;
+            let result = store.ping().await;
             let up = hysteresis.take(result.is_ok());
             let detail = result
                 .err()
                 .map_or_else(|| "answers".to_owned(), |fault| fault.to_string());
-            self.limiter_is(up, detail);
+            self.dependency_is(P::DEPENDENCY, up, detail);
         }
     }
 
-    fn limiter_is(&self, up: bool, detail: String) {
+    fn dependency_is(&self, dependency: Dependency, up: bool, detail: String) {
+        let (state, noun) = match dependency {
+            Dependency::Limiter | Dependency::Decision => (&self.limiter, "limiter"),
+            Dependency::Policy => (&self.policy, "policy store"),
+            Dependency::Metering => (&self.metering, "metering store"),
+        };
         let condition = if up { Condition::Up } else { Condition::Down };
-        let mut state = locked(&self.limiter);
+        let mut state = locked(state);
         if state.condition == condition {
             if !up {
                 state.detail = detail;
             }
             return;
         }
-        let first = state.detail == "not reached yet";
+        let again = if state.detail == NOT_REACHED { "" } else { " again" };
         *state = State::new(condition, detail.clone());
         drop(state);
-        self.metrics.dependency_is_up(Dependency::Limiter, up);
+        self.metrics.dependency_is_up(dependency, up);
+        let name = dependency.name();
         if up {
-            let message = if first {
-                "the limiter is up"
-            } else {
-                "the limiter is up again"
-            };
-            tracing::info!(event = "dependency_up", dependency = "limiter", "{message}");
+            tracing::info!(event = "dependency_up", dependency = name, "the {noun} is up{again}");
         } else {
             tracing::warn!(
                 event = "dependency_down",
-                dependency = "limiter",
-                "the limiter is down: {detail}"
+                dependency = name,
+                "the {noun} is down: {detail}"
             );
         }
     }
 }
 
-/// Policies and meters have no store behind them in this version: a gate that needs one is unavailable, and says so.
-fn without_driver(dependency: Dependency, url: Option<&StoreUrl>, metrics: &Metrics) -> State {
-    let name = dependency.name();
-    match url {
-        None => State::new(
-            Condition::Absent,
-            format!("no {name} store is configured: gates that need one are unavailable"),
-        ),
-        Some(_) => {
-            metrics.dependency_is_up(dependency, false);
-            let detail = format!("this version has no {name} store: gates that need one are unavailable");
-            tracing::warn!(event = "dependency_down", dependency = name, "{detail}");
-            State::new(Condition::Down, detail)
-        }
+/// The metering store's state at the start.
+fn metering(url: Option<&StoreUrl>, metrics: &Metrics) -> State {
+    let Some(url) = url else {
+        let detail = "no metering store is configured: gates that need one are unavailable";
+        return State::new(Condition::Absent, detail);
+    };
+    metrics.dependency_is_up(Dependency::Metering, url.is_embedded());
+    if url.is_embedded() {
+        let detail = format!("{}: counts in this process alone, and forgets with it", url.scheme());
+        State::new(Condition::Embedded, detail)
+    } else {
+        State::new(Condition::Down, NOT_REACHED)
     }
+}
+
+/// The policy store's state at the start.
+fn policy(url: Option<&StoreUrl>, metrics: &Metrics) -> State {
+    if url.is_none() {
+        let detail = "no policy store is configured: gates that need one are unavailable";
+        return State::new(Condition::Absent, detail);
+    }
+    metrics.dependency_is_up(Dependency::Policy, false);
+    State::new(Condition::Down, NOT_REACHED)
 }
 
 #[cfg(test)]

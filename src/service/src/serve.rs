@@ -17,9 +17,12 @@ use crate::decide::Decider;
 use crate::http::{App, router};
 use crate::limiter::Limiter;
 use crate::logs::{self, Journal};
+use crate::metering::watched::WatchedMeter;
+use crate::metering::{Cancel, Meter};
 use crate::metrics::Metrics;
+use crate::policy::PolicyStore;
 use crate::readiness::Readiness;
-use crate::{after, connections};
+use crate::{after, connections, policy};
 
 /// How long the end may take: what is under way is answered, and what has to be given back is.
 const GRACE: Duration = Duration::from_secs(10);
@@ -33,6 +36,8 @@ struct Plan {
     config: ServiceConfig,
     config_hash: String,
     limiter: Option<Arc<dyn Limiter>>,
+    policy: Option<Arc<dyn PolicyStore>>,
+    meter: Option<Arc<dyn Meter>>,
 }
 
 /// Serves until a signal. Exit code 0 after an orderly end, 1 if it could not start, 2 for a fault of the configuration.
@@ -74,7 +79,11 @@ fn no_start(arguments: &ServeArguments, why: &str) -> ExitCode {
 fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     let text = check::read(&arguments.config)?;
     let (config, limiter) = check::service(&text, &check::environment())?;
+    let policy = policy::open(&config.policy)?;
+    let meter = check::meter(&config)?;
     Ok(Plan {
+        policy,
+        meter,
         config,
         config_hash: fingerprint(&text),
         limiter,
@@ -86,6 +95,8 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         config,
         config_hash,
         limiter,
+        policy,
+        meter,
     } = plan;
     // Before the first line, so that who reads it may send a signal.
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -105,6 +116,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         profile = config.profile.name(),
         config_hash = config_hash,
         limiter = scheme,
+        policy = policy.as_ref().map_or("none", |policy| policy.scheme()),
         capacity = tiers(&config.capacity),
         version = env!("CARGO_PKG_VERSION"),
         "listening on {}",
@@ -112,18 +124,29 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
     );
     let readiness = Arc::new(Readiness::new(&config, limiter.as_deref(), Arc::clone(&metrics)));
     let shared = limiter.as_ref().is_some_and(|limiter| limiter.is_shared());
-    let decider = Arc::new(Decider::new(
-        &config,
-        limiter,
-        Arc::clone(&metrics),
-        Arc::clone(&journal),
-    ));
+    let decider = Decider::new(&config, limiter, Arc::clone(&metrics), Arc::clone(&journal));
+    let max_staleness = Duration::from_millis(config.policy.max_staleness_ms);
+    let decider = decider.with_policy(policy, max_staleness);
+    let decider = Arc::new(decider.with_meter(meter));
     decider.tell_of_a_missing_limiter();
     tokio::spawn(Arc::clone(&journal).run());
     if let Some(limiter) = decider.limiter() {
         tokio::spawn(decider.give_back().run(limiter.clone()));
         if shared {
             tokio::spawn(Arc::clone(&readiness).run(limiter.clone()));
+        }
+    }
+    if let Some(policy) = decider.policy() {
+        tokio::spawn(Arc::clone(&readiness).run(policy.clone()));
+    }
+    if let Some(meter) = decider.meter() {
+        let give_backs = decider.give_backs();
+        tokio::spawn(give_backs.metering.run((meter.clone(), Cancel::GiveBack)));
+        tokio::spawn(give_backs.voids.run((meter.clone(), Cancel::Void)));
+        tokio::spawn(decider.unmetered().run(meter.clone()));
+        tokio::spawn(meter.clone().run());
+        if meter.is_shared() {
+            tokio::spawn(Arc::clone(&readiness).run(meter.clone()));
         }
     }
     let (under_way, mut all_done) = mpsc::channel(1);
@@ -137,12 +160,14 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
     let end = after(Instant::now(), GIVE_BACK_GRACE);
     // Decisions whose connection has gone; the channel ends when the last one has dropped its sender.
     let decided = timeout_at(end, all_done.recv()).await.is_ok();
-    let give_back = decider.give_back();
-    while !give_back.is_empty() && Instant::now() < end {
+    let (give_backs, unmetered) = (decider.give_backs(), decider.unmetered());
+    let is_shared = decider.meter().is_some_and(WatchedMeter::is_shared);
+    while !(give_backs.are_empty() && (unmetered.is_empty() || !is_shared)) && Instant::now() < end {
         sleep(GLANCE).await;
     }
     journal.flush_all();
-    if finished && decided && give_back.is_empty() {
+    unmetered.tell_of_the_lost();
+    if finished && decided && give_backs.are_empty() {
         tracing::info!(event = "stopped", "everything under way was answered");
     } else {
         tracing::warn!(event = "stopped", "something under way could not be finished in time");

@@ -1,11 +1,15 @@
-//! What streams leave behind: cancels, releases and renewals, in batches.
+//! What streams leave behind: cancels, releases, renewals and unmetered admissions, in batches.
 //!
 //! A batch that the limiter did not take is refused as a whole, and the filter sends it again: every entry is idempotent.
+//! The metering store can't hold a batch up: what it did not take is told to it later.
 
+use portcullis_decision::operation::OperationId;
 use portcullis_decision::wire::{SettleAnswer, SettleRequest};
 
 use crate::decide::Decider;
 use crate::limiter::StoreFault;
+use crate::metering::Cancel;
+use crate::unmetered::Admission;
 
 impl Decider {
     /// Tells the limiter, cancels first: what they free may be waited for.
@@ -13,6 +17,11 @@ impl Decider {
     /// # Errors
     /// The store's; then parts of the batch may have been carried out.
     pub async fn settle(&self, request: SettleRequest) -> Result<SettleAnswer, StoreFault> {
+        // Before the filter's own word that a request did go on.
+        self.void(&request.cancels).await;
+        for unmetered in request.unmetered {
+            self.unmetered.add(Admission::told(unmetered));
+        }
         let lost = match &self.limiter {
             // Without a limiter no slot was ever taken here, so a stream that renews one has lost it elsewhere.
             None => request.renewals,
@@ -34,5 +43,18 @@ impl Decider {
             .slot_lost
             .inc_by(u64::try_from(lost.len()).unwrap_or(u64::MAX));
         Ok(SettleAnswer { lost })
+    }
+
+    /// Tells the metering store, and the journal, that nobody waits for these decisions.
+    async fn void(&self, ops: &[OperationId]) {
+        if ops.is_empty() {
+            return;
+        }
+        self.unmetered.void(ops);
+        if let Some(meter) = &self.meter
+            && meter.cancel(ops, Cancel::Void).await.is_err()
+        {
+            ops.iter().for_each(|op| self.give_back.voids.later(*op));
+        }
     }
 }

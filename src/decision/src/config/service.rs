@@ -33,6 +33,11 @@ pub struct Environment {
 pub struct StoreUrl(String);
 
 impl StoreUrl {
+    /// An address from elsewhere than a configuration, such as a command line; not checked.
+    pub const fn new(url: String) -> Self {
+        Self(url)
+    }
+
     /// The address for the driver. Not for logs.
     pub fn secret(&self) -> &str {
         &self.0
@@ -99,6 +104,13 @@ pub struct Tiers {
     pub organization_model: ScopeLimits,
     /// For each configured lane, by name.
     pub lanes: Vec<(String, ScopeLimits)>,
+}
+
+impl Tiers {
+    /// Whether a tier counts per organization, so that a request has to say which one it belongs to.
+    pub fn need_org(&self) -> bool {
+        !self.organization.is_empty() || !self.organization_model.is_empty()
+    }
 }
 
 /// A whole configuration without faults.

@@ -112,6 +112,17 @@ fn an_unknown_name_is_ignored_and_reported() {
 }
 
 #[test]
+fn an_unknown_name_with_an_ill_formed_value_is_malformed() {
+    for bad in [&b"\xc0\xa7"[..], b"a\x01"] {
+        assert_eq!(
+            code(&[OWNER, ("x-admission-region", bad)]),
+            Some(Code::EnvelopeMalformed),
+            "{bad:?}"
+        );
+    }
+}
+
+#[test]
 fn a_limit_without_its_ids_is_partial() {
     assert_eq!(
         code(&[("x-admission-owner-rate-limit-requests", b"5")]),

@@ -226,3 +226,22 @@ fn a_cancelled_operation_is_never_admitted() {
     let verdict = decide(&request, &operator(None), &mut Store::Ledger(&mut ledger));
     assert!(matches!(verdict, Verdict::Unavailable(_)));
 }
+
+#[test]
+fn a_tier_per_organization_needs_the_org_id() {
+    let mut operator = operator(None);
+    operator.tiers.organization.requests = Limit::of(5);
+    let mut request = request(1, &[capacity(Choice::Admit)], None);
+    request.subject.org = None;
+    for mut store in [Store::Down, Store::Missing, Store::Ledger(&mut Ledger::default())] {
+        assert_eq!(
+            code(&decide(&request, &operator, &mut store)),
+            Some(Code::EnvelopePartial)
+        );
+    }
+    operator.tiers.organization.requests = Limit::Unlimited;
+    assert!(matches!(
+        decide(&request, &operator, &mut Store::Missing),
+        Verdict::Admit(_)
+    ));
+}

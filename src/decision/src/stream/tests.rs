@@ -511,3 +511,55 @@ fn headers_that_the_host_cannot_give_and_a_host_without_randomness_are_undecided
     run.effects = run.stream.on_unannounced_body(&mut run.gatehouse, 0);
     assert_eq!(run.reply(), degraded());
 }
+
+fn metered_rules(decision: &str) -> String {
+    std::format!(
+        r#"{{"name": "r", "envelope": {{"when_missing": "reject"}}, "decision": {{"when_unavailable": {decision}}},
+            "gates": [{{"gate": "metering", "when_unavailable": "admit"}}]}}"#
+    )
+}
+
+const OWNER_AND_ORG: [(&str, &str); 2] = [("x-admission-owner-id", "o"), ("x-admission-org-id", "g")];
+
+#[test]
+fn an_undecided_request_that_passes_rules_with_metering_is_told_to_the_service_until_it_answers() {
+    let mut run = Run::with(&metered_rules("\"admit\""), "");
+    run.headers(0, &OWNER_AND_ORG).answer(10, Some(504), "");
+    assert!(run.resumed() && run.counted(Counter::Bypassed(FailureClass::DecisionUnavailable)));
+    let batch: serde_json::Value = serde_json::from_str(&run.told(25)).unwrap();
+    assert_eq!(batch["cancels"], serde_json::json!([op()]));
+    let admission =
+        serde_json::json!({"op": op(), "org": "g", "owner": "o", "rules": "r", "request_id": "rid", "age_ms": 15});
+    assert_eq!(batch["unmetered"], serde_json::json!([admission]));
+    run.gatehouse.settled(Some(503), b"", 30);
+    let again: serde_json::Value = serde_json::from_str(&run.told(1_000)).unwrap();
+    assert_eq!(again["unmetered"][0]["age_ms"], 990);
+    run.gatehouse.settled(Some(200), b"{}", 1_001);
+    assert!(run.gatehouse.is_settled());
+}
+
+#[test]
+fn only_what_passed_undecided_and_would_have_been_metered_is_unmetered() {
+    let mut run = Run::with(&metered_rules("\"reject\""), "");
+    run.headers(0, &OWNER_AND_ORG).answer(10, Some(504), "");
+    assert_eq!(run.reply(), degraded());
+    assert!(!run.told(10).contains("unmetered"));
+    let mut run = Run::open();
+    run.limited(0).answer(10, Some(504), "");
+    assert!(run.resumed() && !run.told(10).contains("unmetered"));
+    let mut run = Run::with(&metered_rules("\"admit\""), "");
+    run.headers(0, &OWNER_AND_ORG).answer(10, Some(200), &admit());
+    assert_eq!(run.told(10), "");
+}
+
+#[test]
+fn an_unmetered_request_without_an_id_is_counted_as_lost() {
+    let mut run = Run::with(&metered_rules("\"admit\""), "");
+    run.effects = run
+        .stream
+        .on_request_headers(&mut run.gatehouse, None, 0, &mut || Some([7; 16]));
+    assert!(run.counted(Counter::Bypassed(FailureClass::DecisionUnavailable)));
+    run.effects = run.gatehouse.passed(1);
+    assert!(run.counted(Counter::UnmeteredDropped));
+    assert_eq!(run.told(1), "");
+}

@@ -2,7 +2,7 @@
 //!
 //! What counts is decided in the scripts (`*.lua`, beside this file), by the server's clock; they do the same as
 //! `portcullis_decision::ledger`. Here is what can go wrong on the way there: two connections, each with a keeper that
-//! replaces it (`lane`); an operation whose reply was lost with its connection is asked once more, under the same id.
+//! replaces it (`lane`); an operation whose reply was lost with its connection is asked again, under the same id.
 //!
 //! Left out on purpose: log lines and metrics ([`super::watched`]), and clusters, whose keys live apart.
 
@@ -33,7 +33,7 @@ const LANES: usize = 2;
 /// Timeouts in a row, whichever the connection, that end all of them: the store is frozen, or out of reach.
 const TIMEOUTS_TO_BREAK_ALL: u32 = 3;
 /// Operations of a batch that travel in one message.
-const BATCH: usize = 64;
+const BATCH: usize = 256;
 
 /// A limiter in a Redis.
 #[derive(Debug)]
@@ -102,25 +102,26 @@ impl RedisLimiter {
         Some((lane, lane.wait(deadline).await?))
     }
 
-    /// Runs calls of one script. If the connection breaks under them they are asked once more, over another one: the same
-    /// ids, so nothing is counted twice.
+    /// Runs calls of one script. If the connection breaks under them they are asked again over another one, with the same
+    /// ids, so that nothing is counted twice. As often as there are connections: what cuts one mostly cuts them all, and
+    /// each notices only when it is used; the next is a new one.
     async fn ask(&self, calls: &[Call], deadline: Instant) -> Result<Vec<Words>, StoreFault> {
         self.start();
-        let mut lost = false;
+        let mut lost = 0;
         loop {
             let fault = match self.choose(deadline).await {
                 None => StoreFault::CircuitOpen,
                 Some((lane, link)) => match Attempt::new(self, lane, link, deadline).run(calls).await {
                     Ok(answers) => return Ok(answers),
-                    Err(StoreFault::Connection) if !lost => {
-                        lost = true;
+                    Err(StoreFault::Connection) if lost < LANES => {
+                        lost = lost.saturating_add(1);
                         continue;
                     }
                     Err(fault) => fault,
                 },
             };
             // The one that was lost may have been carried out, whatever became of the second.
-            return Err(if lost && !fault.may_have_happened() {
+            return Err(if lost > 0 && !fault.may_have_happened() {
                 StoreFault::Connection
             } else {
                 fault

@@ -35,9 +35,9 @@ fn only_a_shared_limiter_that_answers_is_ready() {
     assert!(!embedded.report().0);
     let state = readiness(text, None);
     assert_eq!(state.report().1["dependencies"]["limiter"]["state"], "absent");
-    state.limiter_is(true, "answers".to_owned());
+    state.dependency_is(Dependency::Limiter, true, "answers".to_owned());
     assert!(state.report().0);
-    state.limiter_is(false, "no answer in time".to_owned());
+    state.dependency_is(Dependency::Limiter, false, "no answer in time".to_owned());
     let (ready, body) = state.report();
     assert!(!ready);
     assert_eq!(body["dependencies"]["limiter"]["detail"], "no answer in time");
@@ -47,7 +47,7 @@ fn only_a_shared_limiter_that_answers_is_ready() {
 fn a_configured_policy_that_is_not_loaded_is_not_ready_and_a_null_one_does_not_matter() {
     let text = r#"{"profile": "development", "listen": "127.0.0.1:0", "policy": {"url": "file:policy.json"}}"#;
     let state = readiness(text, None);
-    state.limiter_is(true, "answers".to_owned());
+    state.dependency_is(Dependency::Limiter, true, "answers".to_owned());
     let (ready, body) = state.report();
     assert!(!ready);
     assert_eq!(body["dependencies"]["policy"]["state"], "down");
@@ -57,4 +57,18 @@ fn a_configured_policy_that_is_not_loaded_is_not_ready_and_a_null_one_does_not_m
         since.len() >= 20 && since.ends_with('Z') && since.as_bytes()[10] == b'T',
         "{since}"
     );
+}
+
+#[test]
+fn metering_is_named_and_decides_nothing() {
+    let text = r#"{"profile": "development", "listen": "127.0.0.1:0", "metering": {"url": "postgres://127.0.0.1/x"}}"#;
+    let state = readiness(text, None);
+    state.dependency_is(Dependency::Limiter, true, "answers".to_owned());
+    let (ready, body) = state.report();
+    assert!(ready);
+    assert_eq!(body["dependencies"]["metering"]["state"], "down");
+    state.dependency_is(Dependency::Metering, true, "answers".to_owned());
+    assert_eq!(state.report().1["dependencies"]["metering"]["state"], "up");
+    let embedded = readiness(&text.replace("postgres://127.0.0.1/x", "memory:"), None);
+    assert_eq!(embedded.report().1["dependencies"]["metering"]["state"], "embedded");
 }

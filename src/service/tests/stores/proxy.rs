@@ -40,7 +40,7 @@ impl Drop for Proxy {
 
 impl Proxy {
     /// A proxy in front of `port`; `mark` tells the requests that [`Mood`] is about.
-    pub(crate) async fn start(port: u16, mark: &'static str) -> Self {
+    pub(crate) async fn start(port: u16, mark: String) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let own = listener.local_addr().unwrap().port();
         let mood = Arc::new(Mood::default());
@@ -49,7 +49,7 @@ impl Proxy {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 shared.accepted.fetch_add(1, Ordering::SeqCst);
-                connections.spawn(pass(client, port, mark, Arc::clone(&shared)));
+                connections.spawn(pass(client, port, mark.clone(), Arc::clone(&shared)));
                 while connections.try_join_next().is_some() {}
             }
         });
@@ -61,12 +61,12 @@ impl Proxy {
     }
 }
 
-async fn pass(mut client: TcpStream, port: u16, mark: &str, mood: Arc<Mood>) {
+async fn pass(mut client: TcpStream, port: u16, mark: String, mood: Arc<Mood>) {
     let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await else {
         return;
     };
     mood.open.fetch_add(1, Ordering::SeqCst);
-    drop(relay(&mut client, &mut server, mark, &mood).await);
+    drop(relay(&mut client, &mut server, &mark, &mood).await);
     mood.open.fetch_sub(1, Ordering::SeqCst);
 }
 

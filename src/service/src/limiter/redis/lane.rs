@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// Timeouts in a row that end a connection.
 const TIMEOUTS_TO_BREAK: u32 = 3;
 /// A connection that lived as long was good: losing it is no reason to wait before the next.
-const STEADY: Duration = Duration::from_secs(2);
+const STEADY: Duration = Duration::from_millis(500);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 

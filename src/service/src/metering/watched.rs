@@ -1,0 +1,133 @@
+//! A metering store as the rest of the service sees it: every operation bounded in time, timed, and its failure counted
+//! and logged. What a failure means for a request is not decided here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use portcullis_decision::class::{Dependency, FailureClass};
+use portcullis_decision::log_line::{Level, LogLine};
+use portcullis_decision::metering::{MeterPlan, Metered};
+use portcullis_decision::operation::OperationId;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::{Cancel, Meter};
+use crate::after;
+use crate::limiter::{Answer, StoreFault};
+use crate::logs::Journal;
+use crate::metrics::Metrics;
+use crate::unmetered::Admission;
+
+/// How long a batch of the journal may take: nobody waits for it.
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long looking after the tables may take.
+const TEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two looks at the tables, while they are sound.
+const TEND_INTERVAL: Duration = Duration::from_secs(60);
+/// Until the next look, when the last one failed.
+const TEND_AGAIN: Duration = Duration::from_secs(1);
+
+/// A metering store with its watch.
+#[derive(Clone)]
+pub struct WatchedMeter {
+    meter: Arc<dyn Meter>,
+    op_timeout: Duration,
+    metrics: Arc<Metrics>,
+    journal: Arc<Journal>,
+}
+
+impl WatchedMeter {
+    /// Watches `meter`; no operation of a request takes longer than `op_timeout`.
+    pub fn new(meter: Arc<dyn Meter>, op_timeout: Duration, metrics: Arc<Metrics>, journal: Arc<Journal>) -> Self {
+        Self {
+            meter,
+            op_timeout,
+            metrics,
+            journal,
+        }
+    }
+
+    /// Whether other service processes record in the same place.
+    pub fn is_shared(&self) -> bool {
+        self.meter.is_shared()
+    }
+
+    /// See [`Meter::record`]; ends at `deadline` at the latest. An answer after it is [`StoreFault::Timeout`].
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn record(&self, plan: &MeterPlan, deadline: Instant) -> Result<Metered, StoreFault> {
+        let until = deadline.min(self.deadline());
+        self.watch(until, self.meter.record(plan, until)).await
+    }
+
+    /// See [`Meter::cancel`].
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn cancel(&self, ops: &[OperationId], why: Cancel) -> Result<(), StoreFault> {
+        let until = self.deadline();
+        self.watch(until, self.meter.cancel(ops, why, until)).await
+    }
+
+    /// See [`Meter::add_cost`].
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn add_cost(&self, op: OperationId, org: &str, cost: u64) -> Result<(), StoreFault> {
+        let until = self.deadline();
+        self.watch(until, self.meter.add_cost(op, org, cost, until)).await
+    }
+
+    /// See [`Meter::journal`].
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn journal(&self, admissions: &[Admission]) -> Option<Result<(), StoreFault>> {
+        let until = after(Instant::now(), JOURNAL_TIMEOUT);
+        let answer = self.meter.journal(admissions, until)?;
+        Some(self.watch(until, answer).await)
+    }
+
+    /// See [`Meter::ping`].
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn ping(&self) -> Result<(), StoreFault> {
+        let until = self.deadline();
+        self.watch(until, self.meter.ping(until)).await
+    }
+
+    /// Looks after the store's tables, for ever; see [`Meter::tend`].
+    pub async fn run(self) {
+        loop {
+            let until = after(Instant::now(), TEND_TIMEOUT);
+            let tended = self.watch(until, self.meter.tend()).await;
+            sleep(if tended.is_ok() { TEND_INTERVAL } else { TEND_AGAIN }).await;
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        after(Instant::now(), self.op_timeout)
+    }
+
+    async fn watch<T>(&self, until: Instant, answer: Answer<'_, T>) -> Result<T, StoreFault> {
+        let start = Instant::now();
+        let mut answer = timeout_at(until, answer).await.unwrap_or(Err(StoreFault::Timeout));
+        let end = Instant::now();
+        // A future that is ready is polled to its end also when its time is over.
+        if end > until && answer.is_ok() {
+            answer = Err(StoreFault::Timeout);
+        }
+        self.metrics
+            .metering_seconds
+            .observe(end.saturating_duration_since(start).as_secs_f64());
+        if let Err(fault) = &answer {
+            self.metrics.dependency_error(Dependency::Metering, fault.kind());
+            let message = format!("the metering store failed: {fault}");
+            let mut line = LogLine::new(Level::Warn, "dependency_error", message);
+            line.class = Some(FailureClass::MeteringUnavailable);
+            self.journal.write(Some(fault.kind()), line);
+        }
+        answer
+    }
+}

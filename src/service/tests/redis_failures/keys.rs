@@ -1,0 +1,147 @@
+//! What stands in the store: every key has a time to live, and what others put there does no harm.
+
+use std::time::Duration;
+
+use portcullis_decision::charge::{ChargePlan, Charged};
+use portcullis_decision::limits::Resource;
+use portcullis_service::limiter::StoreFault;
+
+use crate::counting::{COUNTER, SLOT_TTL, connected, entry, id, one, within};
+use crate::stores::{Store, open};
+
+const SLOTS: &str = "portcullis:{owner:o}:concurrency";
+
+async fn every_key_lives_for_a_time(store: &Store) {
+    let keys = store.keys().await;
+    assert!(!keys.is_empty());
+    for key in keys {
+        let left = store.number(&["PTTL", &key]).await;
+        // A day's window is the longest that can be configured.
+        assert!((1..=86_460_000).contains(&left), "{key} lives for {left} ms");
+    }
+}
+
+#[tokio::test]
+async fn every_key_has_a_time_to_live_after_every_operation() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    let entries = vec![
+        entry(Resource::Requests, 100, 1),
+        entry(Resource::Tokens, 100, 0),
+        entry(Resource::Concurrency, 3, 1),
+    ];
+    for n in 0..6 {
+        let plan = ChargePlan {
+            op: id(n),
+            entries: entries.clone(),
+        };
+        limiter.charge(&plan, SLOT_TTL, within(1_000)).await.unwrap();
+        every_key_lives_for_a_time(&store).await;
+    }
+    limiter
+        .renew(&[id(0), id(1), id(5)], Duration::from_secs(50), within(1_000))
+        .await
+        .unwrap();
+    every_key_lives_for_a_time(&store).await;
+    assert!(
+        store.number(&["PTTL", SLOTS]).await > 30_000,
+        "the set goes before its last slot"
+    );
+    limiter.release(&[id(1)], within(1_000)).await.unwrap();
+    limiter.cancel(&[id(0), id(9)], within(1_000)).await.unwrap();
+    every_key_lives_for_a_time(&store).await;
+    assert_eq!(store.number(&["ZCARD", SLOTS]).await, 1);
+    assert_eq!(store.number(&["GET", "portcullis:{owner:o}:tokens"]).await, 0);
+}
+
+#[tokio::test]
+async fn a_planted_key_without_a_time_to_live_is_repaired_also_by_a_denial() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    store.run(&["SET", COUNTER, "5"]).await;
+    let Ok(Charged::Granted(states)) = limiter.charge(&one(1, 10), SLOT_TTL, within(1_000)).await else {
+        panic!("not granted")
+    };
+    assert_eq!(states[0].used, 6);
+    assert!((1..=60_000).contains(&store.number(&["PTTL", COUNTER]).await));
+
+    store.run(&["SET", COUNTER, "99999999999999999999"]).await;
+    let Ok(Charged::Denied(states)) = limiter.charge(&one(2, 10), SLOT_TTL, within(1_000)).await else {
+        panic!("not denied")
+    };
+    assert_eq!(states[0].reset_ms, 60_000);
+    assert!((1..=60_000).contains(&store.number(&["PTTL", COUNTER]).await));
+
+    store.run(&["ZADD", SLOTS, "99999999999999", "somebody"]).await;
+    let plan = ChargePlan {
+        op: id(3),
+        entries: vec![entry(Resource::Concurrency, 1, 1)],
+    };
+    assert!(matches!(
+        limiter.charge(&plan, SLOT_TTL, within(1_000)).await,
+        Ok(Charged::Denied(_))
+    ));
+    assert!((1..=30_000).contains(&store.number(&["PTTL", SLOTS]).await));
+}
+
+#[tokio::test]
+async fn a_key_that_holds_something_else_is_unavailability_charges_nothing_and_hurts_nobody_else() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    let both = |n| ChargePlan {
+        op: id(n),
+        entries: vec![entry(Resource::Tokens, 100, 1), entry(Resource::Requests, 100, 1)],
+    };
+    let tokens = |n| ChargePlan {
+        op: id(n),
+        entries: vec![entry(Resource::Tokens, 100, 1)],
+    };
+    for (n, plant) in [
+        ["LPUSH", COUNTER, "x"],
+        ["SET", COUNTER, "many"],
+        ["SET", COUNTER, "-5"],
+        ["SET", COUNTER, "5.5"],
+        ["SET", COUNTER, "1e3"],
+        ["SET", COUNTER, ""],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let n = u32::try_from(n).unwrap() * 10;
+        store.run(&["DEL", COUNTER]).await;
+        store.run(plant).await;
+        let answer = limiter.charge(&both(n), SLOT_TTL, within(1_000)).await;
+        assert_eq!(answer, Err(StoreFault::NotSensible), "{plant:?}");
+        let Ok(Charged::Granted(states)) = limiter.charge(&tokens(n + 1), SLOT_TTL, within(1_000)).await else {
+            panic!("somebody else's key was in the way of another")
+        };
+        assert_eq!(
+            states[0].used,
+            u64::from(n / 10) + 1,
+            "{plant:?} charged the other entry"
+        );
+    }
+}
+
+#[tokio::test]
+async fn keys_start_with_the_configured_prefix_and_stay_apart_by_it() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    limiter.charge(&one(1, 10), SLOT_TTL, within(1_000)).await.unwrap();
+    limiter.cancel(&[id(2)], within(1_000)).await.unwrap();
+    let mut keys = store.keys().await;
+    keys.sort();
+    let mut expected = [
+        COUNTER.to_owned(),
+        format!("portcullis:op:{}", id(1)),
+        format!("portcullis:op:{}", id(2)),
+        format!("portcullis:op:{}", id(u32::MAX)),
+        "portcullis:ping".to_owned(),
+    ];
+    expected.sort();
+    assert_eq!(keys, expected);
+}

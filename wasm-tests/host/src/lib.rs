@@ -1,0 +1,44 @@
+//! A small Proxy-Wasm host that runs the real filter module, and of which everything can be scripted: what each host call
+//! answers, what time it is, in which order callbacks come, and what becomes of a callout.
+//!
+//! It exists because no real host can be made to fail on demand. It decides nothing about admission: it carries out what
+//! the module asks, as the [`Personality`] does, records it, and notes as a [`Violation`] whatever a correct filter never
+//! does. Left out on purpose: proxying itself (no sockets, no bodies), and hosts other than Envoy, for which
+//! [`Personality`] is the place.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test-only: the first surprise is to end the test, with a message"
+)]
+
+mod callout;
+mod clock;
+mod driver;
+mod fault;
+mod guest;
+mod headers;
+mod imports;
+mod ledger;
+mod metrics;
+mod module;
+mod personality;
+mod stream;
+mod violation;
+mod world;
+
+pub use callout::{Callout, Failure};
+pub use driver::{Rejected, TestHost};
+pub use fault::{Call, Faults, status};
+pub use headers::{Headers, first, headers, parse, serialize};
+pub use ledger::{Ledger, Spent, Tally};
+pub use module::filter_module;
+pub use personality::{End, Personality};
+pub use stream::{LocalReply, Phase, Stream};
+pub use violation::Violation;
+pub use world::LogLine;
+
+/// A context's id, of a root or of a stream.
+pub type ContextId = u32;

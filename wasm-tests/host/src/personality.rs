@@ -1,0 +1,38 @@
+//! How one kind of host behaves where hosts differ. Only what a test has needed is here.
+
+/// What a host calls at the end of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// `proxy_on_log`.
+    Log,
+    /// `proxy_on_done`.
+    Done,
+    /// `proxy_on_delete`.
+    Delete,
+}
+
+/// One kind of host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Personality {
+    /// Its name.
+    pub name: &'static str,
+    /// Names in header maps are lower case, however the client wrote them.
+    pub lower_case_names: bool,
+    /// `proxy_on_vm_start` is called.
+    pub starts_vm: bool,
+    /// Ticks can be asked for.
+    pub ticks: bool,
+    /// The callbacks at the end of a stream, in order.
+    pub end: &'static [End],
+}
+
+impl Personality {
+    /// Envoy 1.40, and Istio.
+    pub const ENVOY: Self = Self {
+        name: "Envoy",
+        lower_case_names: true,
+        starts_vm: true,
+        ticks: true,
+        end: &[End::Log, End::Done, End::Delete],
+    };
+}

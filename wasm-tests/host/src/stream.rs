@@ -1,0 +1,114 @@
+//! One stream as the host sees it, and what the module has done to it.
+
+use crate::headers::Headers;
+use crate::{ContextId, first};
+
+/// How far a request has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// No headers yet.
+    Created,
+    /// The module is looking at the headers.
+    InRequestHeaders,
+    /// Held.
+    Paused,
+    /// Gone up.
+    Passed,
+    /// Answered by the module.
+    Replied,
+}
+
+/// A reply that the module made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalReply {
+    /// The HTTP status.
+    pub status: u32,
+    /// The headers that the module gave.
+    pub headers: Headers,
+    /// The body, or the gRPC message.
+    pub body: Vec<u8>,
+    /// The gRPC status, if it is one.
+    pub grpc_status: Option<u32>,
+}
+
+impl LocalReply {
+    /// A header's first value, as text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        first(&self.headers, name).and_then(|value| std::str::from_utf8(value).ok())
+    }
+
+    /// The body's JSON; null if it is none.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+
+    /// `error.code` of the body.
+    pub fn code(&self) -> String {
+        self.json()["error"]["code"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// One stream.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    /// Its context.
+    pub id: ContextId,
+    /// The root context that it belongs to.
+    pub root: ContextId,
+    /// The request's headers, as they are by now.
+    pub request: Headers,
+    /// The response's headers, as they are by now: the upstream's, or those of the local reply.
+    pub response: Headers,
+    /// How far it has come.
+    pub phase: Phase,
+    /// Every reply that the host accepted, wanted or not.
+    pub replies: Vec<LocalReply>,
+    /// Every resume that the host accepted, wanted or not.
+    pub resumes: u32,
+    /// What reached the upstream: the request's headers at that moment.
+    pub upstream: Option<Headers>,
+    /// The stream is over; its context may still be there.
+    pub is_ended: bool,
+    /// The context is gone.
+    pub is_deleted: bool,
+}
+
+impl Stream {
+    pub(crate) const fn new(id: ContextId, root: ContextId) -> Self {
+        Self {
+            id,
+            root,
+            request: Vec::new(),
+            response: Vec::new(),
+            phase: Phase::Created,
+            replies: Vec::new(),
+            resumes: 0,
+            upstream: None,
+            is_ended: false,
+            is_deleted: false,
+        }
+    }
+
+    /// The only reply.
+    pub fn reply(&self) -> &LocalReply {
+        match self.replies.as_slice() {
+            [reply] => reply,
+            replies => panic!(
+                "stream {} has {} replies, not one; it is {:?}",
+                self.id,
+                replies.len(),
+                self.phase
+            ),
+        }
+    }
+
+    /// Whether the request has reached the upstream.
+    pub const fn has_passed(&self) -> bool {
+        self.upstream.is_some()
+    }
+
+    pub(crate) fn pass(&mut self) {
+        self.phase = Phase::Passed;
+        self.upstream = Some(self.request.clone());
+    }
+}

@@ -1,0 +1,403 @@
+//! One run: it takes the steps that a host could take, remembers what the service was asked and said, and at its end
+//! holds the two against each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use portcullis_test_host::{Callout, ContextId, Personality, Phase, Stream, TestHost, headers, serialize};
+use proptest::sample::Index;
+use serde_json::json;
+
+use crate::interleavings::step::{Answer, Request, Step};
+use crate::scene::{ENVELOPE, PATIENCE_MS, configuration, rules};
+
+/// The configuration of a root that lets nothing through undecided.
+pub(crate) fn closed_configuration() -> String {
+    configuration(&rules("closed", "reject")).to_string()
+}
+
+fn open_configuration() -> String {
+    configuration(&rules("open", "admit")).to_string()
+}
+
+fn shadow_configuration() -> String {
+    let mut shadow = configuration(&rules("watched", "reject"));
+    shadow["mode"] = json!("shadow");
+    shadow.to_string()
+}
+
+/// One run.
+pub(crate) struct Run {
+    pub(crate) host: TestHost,
+    closed: ContextId,
+    roots: Vec<(ContextId, String)>,
+    /// What each stream's headers were.
+    requests: BTreeMap<ContextId, Request>,
+    /// Operations that were admitted, and those that were decided in any way, while their stream waited for it.
+    admitted: BTreeSet<String>,
+    decided: BTreeSet<String>,
+    /// Operations that were given a slot while their stream waited for it.
+    slots: BTreeMap<String, ContextId>,
+    /// What the service has heard, by key, with how often.
+    heard: BTreeMap<&'static str, BTreeMap<String, u32>>,
+    /// Calls that have failed in this run.
+    broken: BTreeSet<&'static str>,
+    /// A batch was answered after its time, when it may have been told again.
+    heard_late: bool,
+    /// Requests that were still held when every wait had to be over.
+    hung: Vec<ContextId>,
+}
+
+impl Run {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut host = TestHost::with_seed(Personality::ENVOY, seed);
+        let texts = [closed_configuration(), open_configuration(), shadow_configuration()];
+        let roots: Vec<_> = texts
+            .into_iter()
+            .map(|text| (host.configure(&text).expect("no faults"), text))
+            .collect();
+        Self {
+            host,
+            closed: roots[0].0,
+            roots,
+            requests: BTreeMap::new(),
+            admitted: BTreeSet::new(),
+            decided: BTreeSet::new(),
+            slots: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            broken: BTreeSet::new(),
+            heard_late: false,
+            hung: Vec::new(),
+        }
+    }
+
+    fn pick(&self, index: &Index, wanted: impl Fn(&Stream) -> bool) -> Option<ContextId> {
+        let ids: Vec<_> = self
+            .host
+            .streams()
+            .filter(|stream| wanted(stream))
+            .map(|stream| stream.id)
+            .collect();
+        (!ids.is_empty()).then(|| *index.get(&ids))
+    }
+
+    pub(crate) fn take(&mut self, step: &Step) {
+        let is_open = |stream: &Stream| !stream.is_ended;
+        match step {
+            Step::Open(root) => {
+                let root = root.get(&self.roots).0;
+                self.host.open(root);
+            }
+            Step::Request(root, request) => {
+                let root = root.get(&self.roots).0;
+                let stream = self.host.open(root);
+                self.headers(stream, *request);
+            }
+            Step::Headers(index, request) => {
+                if let Some(stream) = self.pick(index, |stream| is_open(stream) && stream.phase == Phase::Created) {
+                    self.headers(stream, *request);
+                }
+            }
+            // A fresh context in the middle of a stream is one whose headers never came.
+            Step::Body(index) => {
+                if let Some(stream) = self.pick(index, |stream| is_open(stream) && flows(stream)) {
+                    self.host.body(stream, 10, false);
+                }
+            }
+            Step::Trailers(index) => {
+                if let Some(stream) = self.pick(index, |stream| is_open(stream) && flows(stream)) {
+                    self.host.trailers(stream);
+                }
+            }
+            Step::Respond(index) => {
+                if let Some(stream) = self.pick(index, |stream| is_open(stream) && stream.phase == Phase::Passed) {
+                    self.host.respond(stream, &[(":status", "200")]);
+                }
+            }
+            Step::Answer(index, answer) => {
+                let pending = self.host.pending_callouts();
+                if !pending.is_empty() {
+                    self.answer(index.get(&pending), *answer, true);
+                }
+            }
+            Step::Again(index, answer) => {
+                let sent = self.host.sent().to_vec();
+                if !sent.is_empty() {
+                    let callout = index.get(&sent);
+                    let is_out = self
+                        .host
+                        .pending_callouts()
+                        .iter()
+                        .any(|other| other.token == callout.token);
+                    self.answer(callout, *answer, is_out);
+                }
+            }
+            Step::Unknown(token, answer) => {
+                if self.host.sent().iter().all(|callout| callout.token != *token) {
+                    self.deliver(*token, &"0".repeat(32), *answer);
+                }
+            }
+            Step::Tick(ms) => self.host.tick(*ms),
+            Step::Jump(ms) => self.host.jump(*ms),
+            Step::Finish(index) => {
+                if let Some(stream) = self.pick(index, |stream| !stream.is_deleted) {
+                    self.host.finish(stream);
+                }
+            }
+            Step::End(index, end) => {
+                if let Some(stream) = self.pick(index, |stream| !stream.is_deleted) {
+                    self.host.end(stream, *end);
+                }
+            }
+            Step::Reconfigure(index, is_fine) => {
+                let (root, text) = index.get(&self.roots).clone();
+                let text = if *is_fine { text } else { "{}".to_owned() };
+                let _ = self.host.reconfigure(root, &text);
+            }
+            Step::Break(call, status, always) => {
+                self.broken.insert(call);
+                if *always {
+                    self.host.faults().always(call, *status);
+                } else {
+                    self.host.faults().once(call, *status);
+                }
+            }
+            Step::Heal => self.host.faults().heal_all(),
+        }
+    }
+
+    fn headers(&mut self, stream: ContextId, request: Request) {
+        self.requests.insert(stream, request);
+        let mut lines = vec![
+            (":method", "POST"),
+            (":path", "/v1/chat"),
+            ("x-admission-owner-id", "o"),
+        ];
+        match request {
+            Request::Limited | Request::Garbled => lines = ENVELOPE.to_vec(),
+            Request::Grpc => {
+                lines = ENVELOPE.to_vec();
+                lines.push(("content-type", "application/grpc"));
+            }
+            Request::Blocked => lines.push(("x-admission-owner-rate-limit-requests", "0")),
+            Request::Unlimited => {}
+            Request::Missing => lines.truncate(2),
+            Request::Malformed => lines.push(("x-admission-owner-rate-limit-requests", "+5")),
+            Request::Partial => lines[2] = ("x-admission-owner-rate-limit-requests", "5"),
+            Request::Options => lines[0] = (":method", "OPTIONS"),
+        }
+        let map = headers(&lines);
+        if request == Request::Garbled {
+            let bytes = serialize(&map);
+            self.host.garble_request_map(Some(bytes[..bytes.len() / 2].to_vec()));
+        }
+        self.host.send_headers(stream, map, false);
+        self.host.garble_request_map(None);
+    }
+
+    fn answer(&mut self, callout: &Callout, answer: Answer, is_out: bool) {
+        if callout.is_settle() {
+            return self.answer_settle(callout, answer, is_out);
+        }
+        let op = callout.op();
+        let stream = self.host.stream(callout.context);
+        let waits = is_out && !stream.is_ended && stream.phase == Phase::Paused;
+        if waits {
+            match answer {
+                Answer::Admit(slot_ttl_ms) => {
+                    self.admitted.insert(op.clone());
+                    self.decided.insert(op.clone());
+                    if slot_ttl_ms.is_some() {
+                        self.slots.insert(op.clone(), callout.context);
+                    }
+                }
+                Answer::Bypassed if stream.root == self.roots[1].0 => {
+                    self.admitted.insert(op.clone());
+                    self.decided.insert(op.clone());
+                }
+                Answer::Deny | Answer::Unavailable => {
+                    self.decided.insert(op.clone());
+                }
+                _ => {}
+            }
+        }
+        self.deliver(callout.token, &op, answer);
+    }
+
+    fn answer_settle(&mut self, callout: &Callout, answer: Answer, is_out: bool) {
+        let is_heard = !matches!(answer, Answer::Status(_) | Answer::Failure(_));
+        if is_out && is_heard {
+            self.heard_late |= self.host.now_ms() > callout.left_ms + u64::from(callout.timeout_ms);
+            for key in ["releases", "renewals", "cancels"] {
+                for op in callout.told(key) {
+                    *self.heard.entry(key).or_default().entry(op).or_default() += 1;
+                }
+            }
+        }
+        match answer {
+            Answer::Status(status) => self.host.answer(callout.token, status, b"{}"),
+            Answer::Failure(failure) => self.host.fail(callout.token, failure),
+            Answer::Cut => self.host.answer(callout.token, 200, b"{"),
+            Answer::Deny => {
+                let lost = json!({"lost": callout.told("renewals")}).to_string();
+                self.host.answer(callout.token, 200, lost.as_bytes());
+            }
+            _ => self.host.answer(callout.token, 200, b"{}"),
+        }
+    }
+
+    fn deliver(&mut self, token: u32, op: &str, answer: Answer) {
+        let (status, body) = match answer {
+            Answer::Admit(None) => (200, json!({"op": op, "verdict": "admit"})),
+            Answer::Admit(Some(ttl_ms)) => (200, json!({"op": op, "verdict": "admit", "slot_ttl_ms": ttl_ms})),
+            Answer::Bypassed => {
+                let bypassed = json!([{"class": "limiter_unavailable", "gate": "contract"}]);
+                (200, json!({"op": op, "verdict": "admit", "bypassed": bypassed}))
+            }
+            Answer::Deny => {
+                let denial = json!({"op": op, "verdict": "deny", "code": "RATE_LIMITED", "gate": "contract"});
+                (200, denial)
+            }
+            Answer::Unavailable => {
+                let unavailable = json!({"op": op, "verdict": "unavailable", "dependency": "limiter"});
+                (200, unavailable)
+            }
+            Answer::Foreign => (200, json!({"op": "f".repeat(32), "verdict": "admit"})),
+            Answer::Status(status) => (status, json!({"op": op, "verdict": "admit"})),
+            Answer::Cut => return self.host.answer(token, 200, b"{\"op\":"),
+            Answer::Failure(failure) => return self.host.fail(token, failure),
+        };
+        self.host.answer(token, status, body.to_string().as_bytes());
+    }
+
+    /// The host recovers, time passes, streams end, and the service hears what there is to tell.
+    pub(crate) fn finish(&mut self, drains: bool) {
+        self.host.faults().heal_all();
+        self.host.tick(PATIENCE_MS);
+        self.hear_everything();
+        let left: Vec<_> = self
+            .host
+            .streams()
+            .filter(|stream| !stream.is_deleted)
+            .map(|stream| stream.id)
+            .collect();
+        let is_held = |id: &ContextId| {
+            let stream = self.host.stream(*id);
+            !stream.is_ended && stream.phase == Phase::Paused
+        };
+        self.hung = left.iter().copied().filter(is_held).collect();
+        left.iter().for_each(|stream| self.host.finish(*stream));
+        if drains {
+            self.host.drain();
+            while let Some(batch) = self.host.pending_callouts().into_iter().find(Callout::is_settle) {
+                self.answer_settle(&batch, Answer::Admit(None), true);
+            }
+        } else {
+            self.hear_everything();
+        }
+    }
+
+    fn hear_everything(&mut self) {
+        for _ in 0..8 {
+            for batch in self.host.pending_callouts().into_iter().filter(Callout::is_settle) {
+                self.answer_settle(&batch, Answer::Admit(None), true);
+            }
+            self.host.tick(260);
+        }
+    }
+
+    /// What does not fit.
+    pub(crate) fn audit(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let any_broken = |calls: &[&str]| calls.iter().any(|call| self.broken.contains(call));
+        // A host that does not know a context any more is taken at its word.
+        if !any_broken(&["proxy_set_effective_context"]) {
+            wrong.extend(
+                self.hung
+                    .iter()
+                    .map(|stream| format!("stream {stream} is held for ever")),
+            );
+        }
+        for stream in self.host.streams() {
+            wrong.extend(self.wrong_with(stream));
+        }
+        let asked: BTreeSet<_> = self
+            .host
+            .sent()
+            .iter()
+            .filter(|c| c.is_decide())
+            .map(Callout::op)
+            .collect();
+        for batch in self.host.sent().iter().filter(|callout| callout.is_settle()) {
+            let strangers = batch.told("cancels").into_iter().filter(|op| !asked.contains(op));
+            wrong.extend(strangers.map(|op| format!("{op} is cancelled and was never asked for")));
+            let given_back = batch.told("releases").into_iter().chain(batch.told("renewals"));
+            let strangers = given_back.filter(|op| !self.slots.contains_key(op));
+            wrong.extend(strangers.map(|op| format!("{op} is released or renewed and never had a slot")));
+        }
+        let heard = |key, op: &String| {
+            self.heard
+                .get(key)
+                .and_then(|ops| ops.get(op))
+                .copied()
+                .unwrap_or_default()
+        };
+        // A clock that fails makes entries look old, and old ones are dropped.
+        if !any_broken(&["clock_time_get", "proxy_get_current_time_nanoseconds"]) {
+            let forgotten = asked
+                .iter()
+                .filter(|op| !self.decided.contains(*op) && heard("cancels", op) == 0);
+            wrong.extend(forgotten.map(|op| format!("{op} was asked for, not decided, and not cancelled")));
+            // An answer that could not be read leaves the operation to the second try.
+            if !any_broken(&["proxy_get_header_map_pairs", "proxy_get_buffer_bytes"]) {
+                let given = |op: &String| heard("releases", op) + heard("cancels", op);
+                let kept = self.slots.keys().filter(|op| given(op) == 0);
+                wrong.extend(kept.map(|op| format!("the slot of {op} is not given back")));
+            }
+        }
+        if self.broken.is_empty() {
+            let lost = self.decided.iter().filter(|op| heard("cancels", op) > 0);
+            wrong.extend(lost.map(|op| format!("{op} was decided in time and is cancelled")));
+            for key in ["releases", "cancels"].into_iter().filter(|_| !self.heard_late) {
+                let twice = asked.iter().filter(|op| heard(key, op) > 1);
+                wrong.extend(twice.map(|op| format!("{op} is told twice in {key}, and was heard")));
+            }
+        }
+        wrong
+    }
+
+    fn wrong_with(&self, stream: &Stream) -> Option<String> {
+        let id = stream.id;
+        let request = self.requests.get(&id);
+        let ends = stream.replies.len() + stream.resumes as usize;
+        if ends > 1 {
+            return Some(format!(
+                "stream {id} has {} replies and {} resumes",
+                stream.replies.len(),
+                stream.resumes
+            ));
+        }
+        let needs_nobody = matches!(request, Some(Request::Unlimited | Request::Options));
+        let was_admitted = || {
+            let mut of_stream = self
+                .host
+                .sent()
+                .iter()
+                .filter(|callout| callout.context == id && callout.is_decide());
+            of_stream.any(|callout| self.admitted.contains(&callout.op()))
+        };
+        if stream.root == self.closed && stream.has_passed() && !needs_nobody && !was_admitted() {
+            return Some(format!(
+                "stream {id} ({request:?}) went up past closed rules without an admission"
+            ));
+        }
+        if stream.root == self.roots[2].0 && !stream.replies.is_empty() {
+            return Some(format!("stream {id} was replied to in shadow mode"));
+        }
+        None
+    }
+}
+
+/// The host would hand over a body of this stream.
+fn flows(stream: &Stream) -> bool {
+    matches!(stream.phase, Phase::Created | Phase::Passed)
+}

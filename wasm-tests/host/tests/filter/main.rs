@@ -1,0 +1,22 @@
+//! The real filter module under the test host: what it does with answers, outages, and hosts that fail.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test ends at the first surprise, with a message"
+)]
+
+mod breaker;
+mod configurations;
+mod decisions;
+mod disorder;
+mod drains;
+mod failing_calls;
+mod headers;
+mod interleavings;
+mod poor_hosts;
+mod scene;
+mod slots;
+mod unavailable;

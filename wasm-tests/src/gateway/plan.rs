@@ -1,0 +1,222 @@
+//! What a gateway is to be: the example's own configuration, loaded as a tree, with only what a test needs changed (ports,
+//! the module's path, the plugin configuration, endpoints, one more route or listener).
+
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use crate::{locate, repository};
+
+/// Route header that selects the route matched by a header.
+const ROUTE_HEADER: &str = "x-route";
+
+/// What to start.
+pub struct GatewayPlan {
+    /// Listener name and plugin configuration; the first one is the example's own listener.
+    listeners: Vec<(String, Plugin)>,
+    decision: Vec<SocketAddr>,
+    upstream: SocketAddr,
+    pub(super) workers: u32,
+    upstream_http2: bool,
+    without_filter: bool,
+    body_while_paused: bool,
+    as_received: bool,
+    pub(super) updatable: bool,
+}
+
+/// A plugin configuration: one that tests change, or a text that has to reach Envoy as it is.
+enum Plugin {
+    Tree(Value),
+    Text(String),
+}
+
+/// The smallest plugin configuration with these rules (a shipped name or an object).
+fn plugin(rules: Value) -> Plugin {
+    Plugin::Tree(
+        json!({"profile": "development", "rules": rules, "decision": {"upstream": "portcullis", "timeout_ms": 250}}),
+    )
+}
+
+impl GatewayPlan {
+    /// One listener with `rules`, in front of `upstream`.
+    pub fn new(rules: impl Into<Value>, upstream: SocketAddr) -> Self {
+        Self {
+            listeners: vec![("ingress".to_owned(), plugin(rules.into()))],
+            decision: vec![crate::closed_port()],
+            upstream,
+            workers: 2,
+            upstream_http2: false,
+            without_filter: false,
+            body_while_paused: false,
+            as_received: false,
+            updatable: false,
+        }
+    }
+
+    /// Where the decision service is. Without this it refuses connections.
+    #[must_use]
+    pub fn decision(mut self, address: SocketAddr) -> Self {
+        self.decision = vec![address];
+        self
+    }
+
+    /// Merges `changes` into the plugin configuration of the newest listener.
+    #[must_use]
+    pub fn plugin(mut self, changes: Value) -> Self {
+        match self.listeners.last_mut() {
+            Some((_, Plugin::Tree(tree))) => merge(tree, changes),
+            _ => panic!("a configuration given as text can't be changed"),
+        }
+        self
+    }
+
+    /// Takes exactly this text as the plugin configuration of the newest listener.
+    #[must_use]
+    pub fn exact_plugin(mut self, text: &str) -> Self {
+        self.listeners.last_mut().expect("there is a listener").1 = Plugin::Text(text.to_owned());
+        self
+    }
+
+    /// One more listener of the same Envoy, with other rules.
+    #[must_use]
+    pub fn listener(mut self, name: &str, rules: impl Into<Value>) -> Self {
+        self.listeners.push((name.to_owned(), plugin(rules.into())));
+        self
+    }
+
+    /// Worker threads, each with a VM of its own; 2 unless set.
+    #[must_use]
+    pub fn workers(mut self, count: u32) -> Self {
+        self.workers = count;
+        self
+    }
+
+    /// Speaks HTTP/2 to the upstream, which trailers and gRPC need.
+    #[must_use]
+    pub fn upstream_http2(mut self) -> Self {
+        self.upstream_http2 = true;
+        self
+    }
+
+    /// Turns Envoy's own path normalisation off, so that only the filter's is left.
+    #[must_use]
+    pub fn paths_as_received(mut self) -> Self {
+        self.as_received = true;
+        self
+    }
+
+    /// Lets the body through to the filter while the headers are paused.
+    #[must_use]
+    pub fn body_while_paused(mut self) -> Self {
+        self.body_while_paused = true;
+        self
+    }
+
+    /// Takes the listener from a file of its own, so that `Gateway::update` can replace it while Envoy runs.
+    #[must_use]
+    pub fn updatable(mut self) -> Self {
+        self.updatable = true;
+        self
+    }
+
+    /// Envoy alone, to test the harness itself.
+    #[must_use]
+    pub fn without_filter(mut self) -> Self {
+        self.without_filter = true;
+        self
+    }
+
+    /// The example's configuration with all of this in it, on ports that the kernel picks.
+    pub(super) fn tree(&self) -> Value {
+        let file = repository().join("examples/envoy/envoy.yaml");
+        let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let mut tree: Value = serde_yaml_ng::from_str(&text).expect("the example is YAML");
+        on_free_port(&mut tree["admin"]["address"]["socket_address"]);
+        let parts = &mut tree["static_resources"];
+        let example = parts["listeners"][0].take();
+        let listeners = self
+            .listeners
+            .iter()
+            .map(|(name, plugin)| self.listener_tree(example.clone(), name, plugin));
+        parts["listeners"] = listeners.collect();
+        for cluster in parts["clusters"].as_array_mut().expect("the example has clusters") {
+            match cluster["name"].as_str() {
+                Some("portcullis") => endpoints(cluster, &self.decision),
+                Some("upstream") => {
+                    endpoints(cluster, &[self.upstream]);
+                    if self.upstream_http2 {
+                        cluster["typed_extension_protocol_options"] = http2_options();
+                    }
+                }
+                _ => {}
+            }
+        }
+        tree
+    }
+
+    fn listener_tree(&self, mut listener: Value, name: &str, plugin: &Plugin) -> Value {
+        listener["name"] = json!(name);
+        on_free_port(&mut listener["address"]["socket_address"]);
+        let manager = &mut listener["filter_chains"][0]["filters"][0]["typed_config"];
+        let filters = manager["http_filters"]
+            .as_array_mut()
+            .expect("the example has HTTP filters");
+        if self.without_filter {
+            filters.retain(|filter| filter["name"] != "portcullis");
+        }
+        for filter in filters.iter_mut().filter(|filter| filter["name"] == "portcullis") {
+            let config = &mut filter["typed_config"]["config"];
+            config["vm_config"]["code"]["local"]["filename"] = json!(locate::filter_module());
+            config["configuration"]["value"] = match plugin {
+                Plugin::Tree(tree) => json!(tree.to_string()),
+                Plugin::Text(text) => json!(text),
+            };
+            if self.body_while_paused {
+                config["allow_on_headers_stop_iteration"] = json!(true);
+            }
+        }
+        if self.as_received {
+            manager["normalize_path"] = json!(false);
+            manager["merge_slashes"] = json!(false);
+        }
+        let routes = manager["route_config"]["virtual_hosts"][0]["routes"]
+            .as_array_mut()
+            .expect("routes");
+        let mut by_header = routes[0].clone();
+        by_header["match"]["headers"] = json!([{"name": ROUTE_HEADER, "string_match": {"exact": "special"}}]);
+        by_header["response_headers_to_add"] = json!([{"header": {"key": "x-by-header", "value": "yes"}}]);
+        routes.insert(0, by_header);
+        listener
+    }
+}
+
+fn on_free_port(socket_address: &mut Value) {
+    *socket_address = json!({"address": "127.0.0.1", "port_value": 0});
+}
+
+fn endpoints(cluster: &mut Value, addresses: &[SocketAddr]) {
+    let endpoint = |address: &SocketAddr| {
+        json!({"endpoint": {"address": {"socket_address":
+            {"address": address.ip().to_string(), "port_value": address.port()}}}})
+    };
+    cluster["load_assignment"]["endpoints"] =
+        json!([{"lb_endpoints": addresses.iter().map(endpoint).collect::<Value>()}]);
+}
+
+fn http2_options() -> Value {
+    json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+        "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+        "explicit_http_config": {"http2_protocol_options": {}}
+    }})
+}
+
+fn merge(into: &mut Value, changes: Value) {
+    match (into, changes) {
+        (Value::Object(into), Value::Object(changes)) => {
+            for (key, value) in changes {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, value) => *into = value,
+    }
+}

@@ -1,0 +1,156 @@
+//! The real decision service as a process: started with a configuration file, awaited on `/live`, stopped, frozen or
+//! killed by signals. Also `portcullis check`.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::process::{Process, free_port, json_lines};
+use crate::{Answer, Call, Connection, DEADLINE, locate, until};
+
+/// Settings that the product reads from its environment, which a test must not inherit.
+const SETTINGS: [&str; 5] = [
+    "REDIS_URL",
+    "POSTGRES_DSN",
+    "PORTCULLIS_PROFILE",
+    "PORTCULLIS_ALLOW_PASSTHROUGH",
+    "IBEX_MODEL_POLICY_ALLOW_PASSTHROUGH",
+];
+
+/// A running `portcullis serve`; killed when dropped.
+pub struct Service {
+    pub address: SocketAddr,
+    config: PathBuf,
+    process: Process,
+    _folder: TempDir,
+}
+
+/// The configuration most tests use: development, the limiter in memory, the given tiers.
+pub fn development_service(capacity: Value) -> Value {
+    json!({"profile": "development", "limiter": {"url": "memory:"}, "capacity": capacity})
+}
+
+impl Service {
+    /// Starts with `config`, whose `listen` is set to a free port, and waits until it is alive.
+    pub async fn start(config: Value) -> Self {
+        Self::start_on(free_port(), config, &[]).await
+    }
+
+    /// The same on a given port, with more arguments for `serve`.
+    pub async fn start_on(port: u16, mut config: Value, arguments: &[&str]) -> Self {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        config["listen"] = json!(address.to_string());
+        let folder = TempDir::new().expect("a temporary folder");
+        let file = folder.path().join("service.json");
+        std::fs::write(&file, config.to_string()).expect("the configuration can be written");
+        let process = serve(&file, arguments, folder.path());
+        let mut service = Self {
+            address,
+            config: file,
+            process,
+            _folder: folder,
+        };
+        service.await_live().await;
+        service
+    }
+
+    async fn await_live(&mut self) {
+        let address = self.address;
+        let process = &mut self.process;
+        until("the service's /live", DEADLINE, async || {
+            if let Some(status) = process.exited() {
+                panic!("portcullis serve ended with {status}:\n{}", process.log());
+            }
+            // A port shared by two processes may be answered by the older one, so the newer has to say that it listens.
+            if !listening(&process.log()) {
+                return None;
+            }
+            let live = Connection::try_call(address, &Call::get("/live")).await?;
+            (live.status == 200).then_some(())
+        })
+        .await;
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        Connection::open(self.address).await.call(&Call::get(path)).await
+    }
+
+    /// SIGTERM, without waiting.
+    pub fn terminate(&self) {
+        self.process.signal("TERM");
+    }
+
+    /// SIGTERM, then waits for the end, and gives the exit code.
+    pub async fn stop(&mut self) -> Option<i32> {
+        self.terminate();
+        let process = &mut self.process;
+        until("the end of the service", DEADLINE, async || process.exited())
+            .await
+            .code()
+    }
+
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts again on the same port, after a kill or a stop, with empty memory.
+    pub async fn restart(&mut self) {
+        self.process.kill();
+        self.process = serve(
+            &self.config,
+            &[],
+            self.config.parent().expect("the file is in a folder"),
+        );
+        self.await_live().await;
+    }
+
+    /// Stops the process without closing anything: it looks alive and never answers.
+    pub fn freeze(&self) {
+        self.process.signal("STOP");
+    }
+
+    pub fn thaw(&self) {
+        self.process.signal("CONT");
+    }
+
+    /// The JSON log lines so far.
+    pub fn log_lines(&self) -> Vec<Value> {
+        json_lines(&self.process.log())
+    }
+
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+}
+
+fn listening(log: &str) -> bool {
+    !json_lines(log).is_empty()
+}
+
+fn serve(config: &Path, arguments: &[&str], folder: &Path) -> Process {
+    let mut command = Command::new(locate::portcullis());
+    command
+        .arg("serve")
+        .arg("--config")
+        .arg(config)
+        .args(arguments)
+        .current_dir(folder);
+    SETTINGS.iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    Process::spawn(&mut command, &folder.join("service.log"))
+}
+
+/// Runs `portcullis check` on a file, and gives the exit code and everything that it printed.
+pub fn check(file: &Path) -> (Option<i32>, String) {
+    let mut command = Command::new(locate::portcullis());
+    SETTINGS.iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    let output = command.arg("check").arg(file).output().expect("portcullis check runs");
+    let printed = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&printed).into_owned())
+}

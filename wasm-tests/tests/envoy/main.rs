@@ -1,0 +1,26 @@
+//! The real `.wasm` in a real Envoy with the real decision service. One binary, so that the harness is linked once.
+#![allow(
+    missing_docs,
+    clippy::arithmetic_side_effects,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "tests: a panic is a failure, with its message"
+)]
+
+mod cancels;
+mod capacity;
+mod cases;
+mod config_faults;
+mod contract_limits;
+mod envelope_headers;
+mod expect;
+mod grpc;
+mod harness;
+mod lifecycle;
+mod outages;
+mod routes;
+mod shadow;
+mod unenforced;
+mod world;
