@@ -263,6 +263,11 @@ impl Gatehouse {
         effects
     }
 
+    /// The next batch is sent without a pause after one that failed: there is no later.
+    pub const fn hurry(&mut self) {
+        self.outbox.hurry();
+    }
+
     /// Whether everything has been told.
     pub fn is_settled(&self) -> bool {
         self.outbox.is_empty()

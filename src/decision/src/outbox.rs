@@ -132,6 +132,11 @@ impl Outbox {
         }
     }
 
+    /// Sends the next batch without the pause after one that failed.
+    pub const fn hurry(&mut self) {
+        self.not_before_ms = 0;
+    }
+
     /// Whether nothing waits and nothing is under way.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()

@@ -24,7 +24,7 @@ use crate::operation::OperationId;
 use crate::outbox::Note;
 use crate::reply::{CLASS_HEADER, Refusal, limit_headers};
 use crate::rules::{Choice, Gate};
-use crate::verdict::{Admission, Denial, LimitState, Unavailability, Verdict};
+use crate::verdict::{Admission, Bypass, Denial, LimitState, Unavailability, Verdict};
 use crate::wire::{DECIDE_PATH, DecideAnswer, DecideRequest, LARGEST_ANSWER, Unmetered};
 
 /// What the service keeps of a callout's time for the way there and back, in milliseconds.
@@ -443,17 +443,13 @@ impl Stream {
     }
 
     fn tell_bypasses(&self, gatehouse: &mut Gatehouse, admission: &Admission, now_ms: u64, effects: &mut Vec<Effect>) {
-        let mut counted: Vec<FailureClass> = Vec::new();
-        for bypass in &admission.bypassed {
-            let mut line = self.line(Level::Warn, "bypassed", bypass_message(bypass.gate));
+        for bypass in admission.first_of_each_class() {
+            let mut line = self.line(Level::Warn, "bypassed", bypass_message(bypass));
             line.class = Some(bypass.class);
             line.gate = Some(bypass.gate.name().to_string());
             line.action = Some("admit");
             gatehouse.log(line, now_ms, effects);
-            if !counted.contains(&bypass.class) {
-                counted.push(bypass.class);
-                effects.push(Effect::Count(Counter::Bypassed(bypass.class), 1));
-            }
+            effects.push(Effect::Count(Counter::Bypassed(bypass.class), 1));
         }
         if admission.unenforced {
             let message = "contract limits are not enforced: the decision service has no limiter";
@@ -533,12 +529,13 @@ fn unmetered(request: &DecideRequest) -> Option<Unmetered> {
     })
 }
 
-/// The sentence of a gate that was opened.
-pub fn bypass_message(gate: Gate) -> String {
-    if gate.dependency() == Some(Dependency::Metering) {
+/// The sentence of a gate that was opened. A quota whose plan could not be read is unchecked; the run beside it may well
+/// have been metered.
+pub fn bypass_message(bypass: &Bypass) -> String {
+    if bypass.class == FailureClass::MeteringUnavailable {
         "fail-open, launch unmetered".to_string()
     } else {
-        alloc::format!("fail-open, {} unchecked", gate.name())
+        alloc::format!("fail-open, {} unchecked", bypass.gate.name())
     }
 }
 

@@ -51,6 +51,17 @@ pub struct Admission {
     pub slot_ttl_ms: Option<u64>,
 }
 
+impl Admission {
+    /// The first gate of each class that was opened: what is counted and logged, so that a count is one of requests.
+    pub fn first_of_each_class(&self) -> impl Iterator<Item = &Bypass> {
+        let all = &self.bypassed;
+        all.iter().enumerate().filter_map(|(at, bypass)| {
+            let is_first = !all.iter().take(at).any(|earlier| earlier.class == bypass.class);
+            is_first.then_some(bypass)
+        })
+    }
+}
+
 /// The request may not go on, for a reason that is known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Denial {

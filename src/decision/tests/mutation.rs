@@ -5,6 +5,8 @@
 
 mod table;
 
+use table::pure::Pure;
+
 use portcullis_decision::mutation::remove;
 use portcullis_decision::rules::Gate;
 use serde_json::Value;
@@ -23,10 +25,10 @@ fn a_removed_check_turns_the_cases_red_that_name_its_gate() {
         assert!(!named.is_empty(), "no case names {}", gate.name());
         for case in named {
             remove(None);
-            assert_eq!(table::run(&case), Ok(()));
+            assert_eq!(table::run(&case, &mut Pure::of(&case)), Ok(()));
             remove(Some(gate));
             assert!(
-                table::run(&case).is_err(),
+                table::run(&case, &mut Pure::of(&case)).is_err(),
                 "without the check of {}, {} is still green",
                 gate.name(),
                 case["name"]

@@ -25,8 +25,10 @@ pub(crate) struct Live {
     upstream: String,
     authority: String,
     pub(crate) limit_headers: LimitHeaders,
-    /// Streams that wait for an answer, or for the host to take a reply, in the order of their deadlines.
+    /// Streams that wait for an answer, in the order of their deadlines.
     pub(crate) waiting: RefCell<VecDeque<u32>>,
+    /// Streams of which the host has not taken a reply or a resume.
+    pub(crate) refused: RefCell<Vec<u32>>,
 }
 
 impl Live {
@@ -38,6 +40,7 @@ impl Live {
             authority: config.decision.authority.clone(),
             limit_headers: config.limit_headers,
             waiting: RefCell::new(VecDeque::new()),
+            refused: RefCell::new(Vec::new()),
             gatehouse: RefCell::new(gatehouse),
         }
     }
@@ -192,7 +195,16 @@ impl StreamContext {
         if let Ok(mut slot) = self.refused_by_host.try_borrow_mut() {
             *slot = Some(refusal);
         }
-        self.wait(context);
+        if let Ok(mut refused) = self.live.refused.try_borrow_mut() {
+            refused.push(context);
+        }
+    }
+
+    /// Nothing is offered for a stream that is over.
+    pub(crate) fn offer_nothing(&self) {
+        if let Ok(mut slot) = self.refused_by_host.try_borrow_mut() {
+            *slot = None;
+        }
     }
 
     fn wait(&self, context: u32) {
@@ -201,13 +213,8 @@ impl StreamContext {
         }
     }
 
-    /// Whether the host has not taken something yet.
-    pub(crate) fn has_something_to_offer(&self) -> bool {
-        self.refused_by_host.try_borrow().map_or(true, |slot| slot.is_some())
-    }
-
-    /// Offers the host once more what it has not taken. Returns whether there was anything.
-    pub(crate) fn offer_again(&self, context: u32) -> bool {
+    /// Offers the host once more what it has not taken.
+    pub(crate) fn offer_again(&self, context: u32) {
         let refusal = self
             .refused_by_host
             .try_borrow_mut()
@@ -216,8 +223,7 @@ impl StreamContext {
         match refusal {
             Some(Refusal::Reply(reply)) => self.reply(context, reply),
             Some(Refusal::Resume) => self.resume(context),
-            None => return false,
+            None => {}
         }
-        true
     }
 }

@@ -234,10 +234,15 @@ pub(crate) fn http_call(upstream: &str, headers: &[u8], body: &[u8], timeout_ms:
     Ok(token)
 }
 
-/// Makes later calls act on this context.
-pub(crate) fn set_effective_context(context: u32) -> HostResult<()> {
+/// Makes later calls act on this context. `Ok(false)`: the host has no such context any more.
+pub(crate) fn set_effective_context(context: u32) -> HostResult<bool> {
+    const NOT_FOUND: u32 = 1;
+    const BAD_ARGUMENT: u32 = 2;
     // SAFETY: no pointers.
-    checked(unsafe { import::proxy_set_effective_context(context) })
+    match unsafe { import::proxy_set_effective_context(context) } {
+        NOT_FOUND | BAD_ARGUMENT => Ok(false),
+        status => checked(status).map(|()| true),
+    }
 }
 
 /// Defines a metric; returns its id.

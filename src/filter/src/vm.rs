@@ -27,6 +27,9 @@ const LARGEST_CONFIGURATION: usize = 16 * 1024 * 1024;
 /// Streams that one tick looks at: a bound on the tick, not on the streams.
 const STREAMS_PER_TICK: usize = 4_096;
 
+/// How long after its time a batch is given up, in milliseconds.
+const BATCH_SLACK_MS: u64 = 500;
+
 /// What a callback returns for a request: `0` lets it go on, `1` holds it.
 type Held = bool;
 
@@ -39,12 +42,21 @@ pub(crate) enum Asker {
     Outbox(u32),
 }
 
+/// A batch of one live configuration.
+#[derive(Debug)]
+struct Batch {
+    live: Rc<Live>,
+    token: u32,
+    /// When the guest stops waiting for the host to tell how it ended.
+    deadline_ms: u64,
+}
+
 #[derive(Debug, Default)]
 struct Root {
     /// Configurations, the last one in force; earlier ones stay while streams of theirs live.
     lives: RefCell<Vec<Rc<Live>>>,
-    /// The live configuration whose batch is under way.
-    telling: RefCell<Option<Rc<Live>>>,
+    /// The batch that is under way.
+    telling: RefCell<Option<Batch>>,
     is_draining: Cell<bool>,
     ticks: Cell<bool>,
 }
@@ -56,6 +68,8 @@ struct Vm {
     /// Streams whose root had no configuration yet, with their root.
     unbound: RefCell<HashMap<u32, u32>>,
     callouts: RefCell<HashMap<u32, Asker>>,
+    /// Streams that were refused for want of any configuration: one reply each.
+    unconfigured: RefCell<HashMap<u32, ()>>,
     uses_wall_clock: Cell<bool>,
 }
 
@@ -119,10 +133,11 @@ impl Root {
 
     /// Sends the next batch, if there is one and none is under way.
     fn tell(&self, id: u32) {
+        let now_ms = now_ms();
+        self.stop_waiting(now_ms);
         if self.telling.try_borrow().map_or(true, |telling| telling.is_some()) {
             return;
         }
-        let now_ms = now_ms();
         for live in self.all() {
             let callout = live
                 .gatehouse
@@ -133,13 +148,38 @@ impl Root {
             match live.call(&callout) {
                 Ok(token) => {
                     expect_answer(token, Asker::Outbox(id));
+                    let deadline_ms = now_ms.saturating_add(callout.timeout_ms).saturating_add(BATCH_SLACK_MS);
                     if let Ok(mut telling) = self.telling.try_borrow_mut() {
-                        *telling = Some(live);
+                        *telling = Some(Batch {
+                            live,
+                            token,
+                            deadline_ms,
+                        });
                     }
                     return;
                 }
                 Err(host::Refused) => settled(&live, None, &[], now_ms),
             }
+        }
+    }
+
+    /// A host that never tells how a batch ended must not keep the next ones back.
+    fn stop_waiting(&self, now_ms: u64) {
+        let is_over = self
+            .telling
+            .try_borrow()
+            .is_ok_and(|telling| telling.as_ref().is_some_and(|batch| now_ms >= batch.deadline_ms));
+        if is_over
+            && let Some(batch) = self
+                .telling
+                .try_borrow_mut()
+                .ok()
+                .and_then(|mut telling| telling.take())
+        {
+            with((), |vm| {
+                take(&vm.callouts, batch.token);
+            });
+            settled(&batch.live, None, &[], now_ms);
         }
     }
 
@@ -242,7 +282,11 @@ fn only_live(vm: &Vm) -> Option<Rc<Live>> {
 }
 
 /// Without a configuration there are no rules, and without rules nothing passes.
-fn refuse_without_rules() {
+fn refuse_without_rules(context: u32) {
+    if with(true, |vm| get(&vm.unconfigured, context).is_some()) {
+        return;
+    }
+    with((), |vm| put(&vm.unconfigured, context, ()));
     let unavailable = Unavailability {
         dependency: portcullis_decision::class::Dependency::Decision,
         gate: None,
@@ -266,7 +310,7 @@ fn refuse_without_rules() {
 /// The request's headers.
 pub(crate) fn on_request_headers(context: u32) -> Held {
     let Some(stream) = stream(context) else {
-        refuse_without_rules();
+        refuse_without_rules(context);
         return true;
     };
     let headers = host::header_map(Map::Request)
@@ -300,7 +344,7 @@ fn tell_without_ticks(live: &Rc<Live>) {
 /// The request's body or trailers.
 pub(crate) fn on_request_rest(context: u32) -> Held {
     let Some(stream) = stream(context) else {
-        refuse_without_rules();
+        refuse_without_rules(context);
         return true;
     };
     let now_ms = now_ms();
@@ -347,7 +391,7 @@ pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_s
                 .try_borrow_mut()
                 .ok()
                 .and_then(|mut telling| telling.take());
-            if let Some(live) = live {
+            if let Some(Batch { live, .. }) = live {
                 settled(&live, status, body.as_deref().unwrap_or_default(), now_ms);
             }
             if root.is_draining.get() {
@@ -362,20 +406,27 @@ pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_s
                 status,
                 body: body.as_deref(),
             };
-            let effects = stream.event(|stream, gatehouse| stream.on_callout_answer(gatehouse, answer, now_ms));
-            if host::set_effective_context(id).is_err() {
+            match host::set_effective_context(id) {
+                Ok(true) => {}
                 // The host has no such stream any more.
-                return on_end(id);
+                Ok(false) => return on_end(id),
+                // What it said cannot be carried out: the deadline ends the wait.
+                Err(host::Refused) => return,
             }
+            let effects = stream.event(|stream, gatehouse| stream.on_callout_answer(gatehouse, answer, now_ms));
             stream.carry_out(id, effects.unwrap_or_default());
             let _ = host::set_effective_context(context);
         }
     }
 }
 
+/// `:status` as HTTP writes it: three digits, nothing else.
 fn status(headers: &[portcullis_decision::stream::Header]) -> Option<u16> {
     let (_, value) = headers.iter().find(|(name, _)| name == b":status")?;
-    core::str::from_utf8(value).ok()?.parse().ok()
+    let digits = core::str::from_utf8(value)
+        .ok()
+        .filter(|text| text.len() == 3 && text.bytes().all(|b| b.is_ascii_digit()))?;
+    digits.parse().ok()
 }
 
 /// The clock of a root context: deadlines, outbox, lines that were held back.
@@ -392,6 +443,25 @@ pub(crate) fn on_tick(context: u32) {
 }
 
 fn look_at_deadlines(root: u32, live: &Live, now_ms: u64) {
+    let refused = live
+        .refused
+        .try_borrow_mut()
+        .map(|mut refused| core::mem::take(&mut *refused));
+    for id in refused.unwrap_or_default() {
+        let Some(stream) = with(None, |vm| get(&vm.streams, id)) else {
+            continue;
+        };
+        match host::set_effective_context(id) {
+            Ok(true) => stream.offer_again(id),
+            Ok(false) => on_end(id),
+            Err(host::Refused) => {
+                if let Ok(mut refused) = live.refused.try_borrow_mut() {
+                    refused.push(id);
+                }
+            }
+        }
+        let _ = host::set_effective_context(root);
+    }
     let mut looked_at = 0_usize;
     let mut still_waiting = Vec::new();
     while looked_at < STREAMS_PER_TICK {
@@ -406,26 +476,24 @@ fn look_at_deadlines(root: u32, live: &Live, now_ms: u64) {
             continue;
         };
         let deadline_ms = stream.stream.try_borrow().ok().and_then(|stream| stream.deadline_ms());
-        if deadline_ms.is_some_and(|deadline_ms| now_ms < deadline_ms) {
+        let Some(deadline_ms) = deadline_ms else { continue };
+        if now_ms < deadline_ms {
             still_waiting.push(id);
             // Deadlines come in order, as all streams of a configuration wait equally long: the rest is later.
             break;
         }
-        if deadline_ms.is_none() && !stream.has_something_to_offer() {
-            continue;
-        }
-        if host::set_effective_context(id).is_err() {
-            on_end(id);
-            continue;
-        }
-        if !stream.offer_again(id) {
-            let effects = stream.event(|stream, gatehouse| stream.on_clock(gatehouse, now_ms));
-            stream.carry_out(id, effects.unwrap_or_default());
+        match host::set_effective_context(id) {
+            Ok(true) => {
+                let effects = stream.event(|stream, gatehouse| stream.on_clock(gatehouse, now_ms));
+                stream.carry_out(id, effects.unwrap_or_default());
+            }
+            Ok(false) => on_end(id),
+            Err(host::Refused) => still_waiting.push(id),
         }
         let _ = host::set_effective_context(root);
     }
     if let Ok(mut waiting) = live.waiting.try_borrow_mut() {
-        for id in still_waiting {
+        for id in still_waiting.into_iter().rev() {
             waiting.push_front(id);
         }
     }
@@ -437,6 +505,7 @@ pub(crate) fn on_end(context: u32) {
         return;
     };
     let now_ms = now_ms();
+    stream.offer_nothing();
     stream.event(|stream, gatehouse| {
         stream.on_end(gatehouse, now_ms);
         Vec::new()
@@ -445,9 +514,15 @@ pub(crate) fn on_end(context: u32) {
 
 /// A stream may always go. A root context first tells what its streams have left behind.
 pub(crate) fn on_done(context: u32) -> bool {
-    let Some(root) = root(context) else { return true };
+    let Some(root) = root(context) else {
+        on_end(context);
+        return true;
+    };
     for live in root.all() {
-        let effects = live.gatehouse.try_borrow_mut().map(|mut house| house.last_lines());
+        let effects = live.gatehouse.try_borrow_mut().map(|mut house| {
+            house.hurry();
+            house.last_lines()
+        });
         live.carry_out_all(effects.unwrap_or_default());
     }
     root.is_draining.set(true);
@@ -476,6 +551,7 @@ pub(crate) fn on_delete(context: u32) {
     with((), |vm| {
         take(&vm.streams, context);
         take(&vm.unbound, context);
+        take(&vm.unconfigured, context);
         take(&vm.roots, context);
     });
 }

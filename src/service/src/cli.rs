@@ -25,7 +25,8 @@ Exit codes: 0 ended as asked, 1 could not start (such as an address in use), 2 a
     about = "Decides, for a gateway's filter, whether a request may reach its upstream",
     long_about = "Decides, for a gateway's filter, whether a request may reach its upstream.\n\n\
         The filter runs in the gateway and asks this service when it must; the service counts in a store that all \
-        gateways share. `serve` runs it, `check` reads configuration files and lists every fault in them.",
+        gateways share. `serve` runs it, `check` reads configuration files and lists every fault in them, `policy` loads \
+        into a database who may use what.",
     after_long_help = EXAMPLE
 )]
 pub struct Cli {
@@ -121,8 +122,10 @@ pub enum PolicyCommand {
         prune: bool,
     },
     /// Prints the policy of the database in the format of the file
-    #[command(long_about = "Prints the policy of the database in the format of the file (JSON), so that it can be kept, \
-        compared, edited and applied again.")]
+    #[command(
+        long_about = "Prints the policy of the database in the format of the file (JSON), so that it can be kept, \
+        compared, edited and applied again."
+    )]
     Show {
         /// Address of the database; in the environment it does not show in the list of processes
         #[arg(long, value_name = "URL", env = "POSTGRES_DSN", hide_env_values = true)]

@@ -110,8 +110,15 @@ impl Decider {
     pub fn with_policy(mut self, store: Option<Arc<dyn PolicyStore>>, max_staleness: Duration) -> Self {
         let op_timeout = Duration::from_millis(self.op_timeout_ms);
         let (metrics, journal) = (&self.metrics, &self.journal);
-        self.policy = store
-            .map(|store| PolicyCache::new(store, max_staleness, op_timeout, Arc::clone(metrics), Arc::clone(journal)));
+        self.policy = store.map(|store| {
+            PolicyCache::new(
+                store,
+                max_staleness,
+                op_timeout,
+                Arc::clone(metrics),
+                Arc::clone(journal),
+            )
+        });
         self
     }
 

@@ -2,8 +2,6 @@
 //!
 //! What a request's fate is stands in `portcullis-decision`; here is what that crate leaves out on purpose: clocks,
 //! sockets, stores, logs and metrics.
-//!
-//! Left out for now: stores outside the process (they implement [`limiter::Limiter`]), policies and meters.
 #![cfg_attr(
     test,
     allow(

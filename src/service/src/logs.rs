@@ -22,6 +22,11 @@ pub fn start() {
     let filter = EnvFilter::builder()
         .with_default_directive(LevelFilter::INFO.into())
         .from_env_lossy();
+    // The pool of connections tells of dead ones in words and keys of its own; the operation that met one is told of anyway.
+    let filter = match "deadpool=off".parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
+    };
     let lines = tracing_subscriber::fmt()
         .json()
         .flatten_event(true)

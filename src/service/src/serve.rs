@@ -117,6 +117,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         config_hash = config_hash,
         limiter = scheme,
         policy = policy.as_ref().map_or("none", |policy| policy.scheme()),
+        metering = meter.as_ref().map_or("none", |meter| meter.scheme()),
         capacity = tiers(&config.capacity),
         version = env!("CARGO_PKG_VERSION"),
         "listening on {}",

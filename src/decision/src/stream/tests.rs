@@ -563,3 +563,31 @@ fn an_unmetered_request_without_an_id_is_counted_as_lost() {
     assert!(run.counted(Counter::UnmeteredDropped));
     assert_eq!(run.told(1), "");
 }
+
+#[test]
+fn a_class_that_opened_several_gates_is_counted_and_logged_once_for_the_request() {
+    let mut run = Run::with(
+        r#"{"name": "r", "envelope": {"when_missing": "reject"}, "decision": {"when_unavailable": "admit"},
+            "gates": [{"gate": "monthly_quota", "when_unavailable": "admit"}, {"gate": "cost_cap", "when_unavailable": "admit"},
+                      {"gate": "metering", "when_unavailable": "admit"}]}"#,
+        "",
+    );
+    let body = std::format!(
+        r#"{{"op": "{}", "verdict": "admit", "bypassed": [{{"class": "policy_unavailable", "gate": "monthly_quota"}},
+            {{"class": "policy_unavailable", "gate": "cost_cap"}}, {{"class": "metering_unavailable", "gate": "metering"}}]}}"#,
+        op()
+    );
+    run.headers(0, &OWNER_AND_ORG).answer(5, Some(200), &body);
+    let messages: Vec<_> = run
+        .effects
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Log(line) => Some((line.message.to_string(), line.count)),
+            _ => None,
+        })
+        .collect();
+    let expected = ["fail-open, monthly_quota unchecked", "fail-open, launch unmetered"];
+    assert_eq!(messages, expected.map(|message| (message.to_string(), 1)));
+    assert!(run.counted(Counter::Bypassed(FailureClass::PolicyUnavailable)));
+    assert!(!run.told(6).contains("unmetered"), "the service has journaled it");
+}

@@ -15,7 +15,12 @@ use crate::unmetered::Admission;
 impl Decider {
     /// Checks and records a run; `None` if the store did not answer in time, or not sensibly. What a late or lost answer
     /// may have recorded is given back.
-    pub(super) async fn meter_a_run(&self, plan: &MeterPlan, deadline: Instant, gave_back: &mut bool) -> Option<Metered> {
+    pub(super) async fn meter_a_run(
+        &self,
+        plan: &MeterPlan,
+        deadline: Instant,
+        gave_back: &mut bool,
+    ) -> Option<Metered> {
         let Some(meter) = &self.meter else {
             self.metrics.dependency_error(Dependency::Metering, "not_configured");
             return None;
@@ -76,3 +81,6 @@ impl Decider {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -49,8 +49,7 @@ impl Decider {
         match verdict {
             Verdict::Admit(admission) => {
                 admission
-                    .bypassed
-                    .iter()
+                    .first_of_each_class()
                     .for_each(|bypass| self.tell_bypass(request, bypass));
                 if admission.unenforced {
                     let mut line = about(request, Level::Error, "unenforced", UNENFORCED.to_owned());
@@ -64,7 +63,7 @@ impl Decider {
     }
 
     fn tell_bypass(&self, request: &DecideRequest, bypass: &Bypass) {
-        let mut line = about(request, Level::Warn, "bypassed", bypass_message(bypass.gate));
+        let mut line = about(request, Level::Warn, "bypassed", bypass_message(bypass));
         line.class = Some(bypass.class);
         line.gate = Some(bypass.gate.name().to_owned());
         line.action = Some("admit");

@@ -60,7 +60,6 @@ pub(super) fn read(url: &str) -> Result<Address, AddressFault> {
             Some(("sslmode", _)) => return Err(AddressFault::Malformed),
             Some(("sslrootcert", "system")) => roots = None,
             Some(("sslrootcert", file)) => roots = Some(Path::new(file)),
-            // PgBouncer in transaction mode takes no session settings, and ours need none.
             _ => kept.push(pair),
         }
     }

@@ -93,9 +93,15 @@ async fn list(database: &Postgres, arguments: &UnmeteredListArguments, out: &mut
             (&after_op, Type::TEXT),
             (&PAGE, Type::INT8),
         ];
-        let rows = database.ask(SELECT, &parameters, after(Instant::now(), TIMEOUT)).await?;
+        let rows = database
+            .ask(SELECT, &parameters, after(Instant::now(), TIMEOUT))
+            .await?;
         for row in &rows {
-            let text = if arguments.json { object(row)?.to_string() } else { row_line(row)? };
+            let text = if arguments.json {
+                object(row)?.to_string()
+            } else {
+                row_line(row)?
+            };
             writeln!(out, "{text}").map_err(closed)?;
             count = count.saturating_add(1);
         }
@@ -122,9 +128,14 @@ fn object(row: &Row) -> Result<Value, StoreFault> {
 fn row_line(row: &Row) -> Result<String, StoreFault> {
     let mut cells: [String; 7] = Default::default();
     for (cell, at) in cells.iter_mut().zip([1, 5, 2, 3, 4, 6, 0]) {
-        let text = column::<Option<&str>>(row, at)?.filter(|text| !text.is_empty()).unwrap_or("-");
+        let text = column::<Option<&str>>(row, at)?
+            .filter(|text| !text.is_empty())
+            .unwrap_or("-");
         // A client chose some of these words: a terminal must not take them for commands.
-        *cell = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+        *cell = text
+            .chars()
+            .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+            .collect();
     }
     Ok(line(cells))
 }

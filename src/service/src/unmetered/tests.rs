@@ -40,7 +40,13 @@ fn request() -> DecideRequest {
 
 fn bypassed(gates: &[(FailureClass, Gate)]) -> Verdict {
     Verdict {
-        bypassed: gates.iter().map(|(class, gate)| Bypass { class: *class, gate: *gate }).collect(),
+        bypassed: gates
+            .iter()
+            .map(|(class, gate)| Bypass {
+                class: *class,
+                gate: *gate,
+            })
+            .collect(),
         ..Verdict::default()
     }
 }
@@ -50,7 +56,10 @@ fn a_run_that_metering_did_not_record_is_kept_and_one_that_it_recorded_is_not() 
     let down = FailureClass::MeteringUnavailable;
     let unmetered = bypassed(&[(down, Gate::MonthlyQuota), (down, Gate::Metering)]);
     let kept = Admission::of(&request(), &unmetered).unwrap();
-    assert_eq!((kept.org.as_str(), kept.owner.as_deref(), kept.op), ("g", Some("o"), op(1)));
+    assert_eq!(
+        (kept.org.as_str(), kept.owner.as_deref(), kept.op),
+        ("g", Some("o"), op(1))
+    );
     assert_eq!(kept.request_id.unwrap().len(), LONGEST_REQUEST_ID);
     let unchecked = bypassed(&[(FailureClass::PolicyUnavailable, Gate::MonthlyQuota)]);
     assert_eq!(Admission::of(&request(), &unchecked), None);
@@ -64,7 +73,11 @@ fn what_a_filter_tells_again_is_kept_once_and_what_finds_no_room_is_counted() {
         journal.add(admission(n, Source::Filter));
     }
     assert_eq!(journal.len(), 2);
-    let counts = (metrics.unmetered.get(), metrics.unmetered_dropped.get(), metrics.unmetered_waiting.get());
+    let counts = (
+        metrics.unmetered.get(),
+        metrics.unmetered_dropped.get(),
+        metrics.unmetered_waiting.get(),
+    );
     assert_eq!(counts, (3, 1, 2));
 }
 

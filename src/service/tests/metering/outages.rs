@@ -27,7 +27,8 @@ async fn during(service: &Service) -> usize {
         assert!(is_bypassed(&open), "{open}");
         passed += 1;
         let closed = decide(service, &request(json!([launch("reject")]))).await;
-        let verdict = json!({"op": closed["op"], "verdict": "unavailable", "dependency": "metering", "gate": "metering"});
+        let verdict =
+            json!({"op": closed["op"], "verdict": "unavailable", "dependency": "metering", "gate": "metering"});
         assert_eq!(closed, verdict);
         assert!(asked.elapsed() < SOON * 2, "{:?}", asked.elapsed());
     }
@@ -51,12 +52,26 @@ fn assert_no_secrets(service: &Service) {
 async fn a_killed_postgres_is_metering_unavailable_and_what_passed_is_billed_after_its_return() {
     let mut server = Postgres::start().await;
     let service = start(&server).await;
-    assert_eq!(decide(&service, &request(json!([launch("admit")]))).await["bypassed"], Value::Null);
+    assert_eq!(
+        decide(&service, &request(json!([launch("admit")]))).await["bypassed"],
+        Value::Null
+    );
     server.kill();
     let passed = during(&service).await;
     assert_eq!(metric(&service, "portcullis_unmetered_waiting").await, 8.0);
-    let line = service.lines().into_iter().find(|line| line["event"] == "bypassed").unwrap();
-    let expected = ["fail-open, launch unmetered", "metering_unavailable", "metering", "WARN", "g", "r-1"];
+    let line = service
+        .lines()
+        .into_iter()
+        .find(|line| line["event"] == "bypassed")
+        .unwrap();
+    let expected = [
+        "fail-open, launch unmetered",
+        "metering_unavailable",
+        "metering",
+        "WARN",
+        "g",
+        "r-1",
+    ];
     let keys = ["message", "class", "gate", "level", "org", "request_id"];
     assert_eq!(keys.map(|key| line[key].as_str().unwrap()), expected);
     let down = eventually("metering is down", async || {
@@ -64,13 +79,25 @@ async fn a_killed_postgres_is_metering_unavailable_and_what_passed_is_billed_aft
         (metering["state"] == "down").then_some(metering)
     })
     .await;
-    assert!(down["since"].is_string() && !down["detail"].as_str().unwrap().contains("127.0.0.1"), "{down}");
-    assert_eq!(metric(&service, "portcullis_dependency_up{dependency=\"metering\"}").await, 0.0);
+    assert!(
+        down["since"].is_string() && !down["detail"].as_str().unwrap().contains("127.0.0.1"),
+        "{down}"
+    );
+    assert_eq!(
+        metric(&service, "portcullis_dependency_up{dependency=\"metering\"}").await,
+        0.0
+    );
     server.restart().await;
     billed(&server, &service, passed + 1).await;
     up(&service).await;
-    assert_eq!(server.run("SELECT count(*) FROM portcullis_unmetered").await[0][0], passed.to_string());
-    assert_eq!(decide(&service, &request(json!([launch("reject")]))).await["verdict"], "admit");
+    assert_eq!(
+        server.run("SELECT count(*) FROM portcullis_unmetered").await[0][0],
+        passed.to_string()
+    );
+    assert_eq!(
+        decide(&service, &request(json!([launch("reject")]))).await["verdict"],
+        "admit"
+    );
     assert_eq!(metric(&service, "portcullis_unmetered_total").await, 8.0);
     eventually("every bypass has been said", async || {
         let lines = service.lines().into_iter().filter(|line| line["event"] == "bypassed");
@@ -85,7 +112,10 @@ async fn a_killed_postgres_is_metering_unavailable_and_what_passed_is_billed_aft
 async fn a_frozen_postgres_costs_no_more_than_the_budget_and_no_run_is_billed_twice() {
     let server = Postgres::start().await;
     let service = start(&server).await;
-    assert_eq!(decide(&service, &request(json!([launch("admit")]))).await["bypassed"], Value::Null);
+    assert_eq!(
+        decide(&service, &request(json!([launch("admit")]))).await["bypassed"],
+        Value::Null
+    );
     server.freeze();
     let passed = during(&service).await;
     server.thaw();
@@ -93,12 +123,21 @@ async fn a_frozen_postgres_costs_no_more_than_the_budget_and_no_run_is_billed_tw
     // What was recorded while nobody listened any more has been given back by now, or is.
     up(&service).await;
     eventually("nothing is left of the closed requests", async || {
-        let recorded = server.run("SELECT count(*) FROM portcullis_operations WHERE state = 'recorded'").await;
+        let recorded = server
+            .run("SELECT count(*) FROM portcullis_operations WHERE state = 'recorded'")
+            .await;
         (recorded[0][0] == "1" && runs(&server).await == (passed + 1).to_string()).then_some(())
     })
     .await;
-    assert_eq!(server.run("SELECT count(*) FROM portcullis_unmetered").await[0][0], passed.to_string());
-    let errors = metric(&service, "portcullis_dependency_errors_total{dependency=\"metering\",kind=\"timeout\"}").await;
+    assert_eq!(
+        server.run("SELECT count(*) FROM portcullis_unmetered").await[0][0],
+        passed.to_string()
+    );
+    let errors = metric(
+        &service,
+        "portcullis_dependency_errors_total{dependency=\"metering\",kind=\"timeout\"}",
+    )
+    .await;
     assert!(errors >= 16.0, "{errors}");
     assert_no_secrets(&service);
 }
@@ -177,7 +216,10 @@ async fn a_service_that_starts_before_its_database_recovers_by_itself() {
     assert!(is_bypassed(&decide(&service, &request(json!([launch("admit")]))).await));
     server.restart().await;
     billed(&server, &service, 1).await;
-    assert_eq!(decide(&service, &request(json!([launch("reject")]))).await["verdict"], "admit");
+    assert_eq!(
+        decide(&service, &request(json!([launch("reject")]))).await["verdict"],
+        "admit"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -185,7 +227,10 @@ async fn a_wrong_password_is_an_outage_with_a_kind_and_shows_no_secret() {
     let server = Postgres::start().await;
     let service = Service::start(config(json!(server.url().replace(PASSWORD, "another-secret")))).await;
     let closed = decide(&service, &request(json!([launch("reject")]))).await;
-    assert_eq!((closed["verdict"].as_str(), closed["dependency"].as_str()), (Some("unavailable"), Some("metering")));
+    assert_eq!(
+        (closed["verdict"].as_str(), closed["dependency"].as_str()),
+        (Some("unavailable"), Some("metering"))
+    );
     eventually("its kind is counted", async || {
         let name = "portcullis_dependency_errors_total{dependency=\"metering\",kind=\"access_denied\"}";
         (metric(&service, name).await >= 1.0).then_some(())

@@ -21,6 +21,7 @@ mod postgres;
 mod process;
 #[path = "../stores/mod.rs"]
 mod stores;
+mod tls;
 #[allow(dead_code, reason = "shared with the tests of the service, which use more of it")]
 #[path = "../service/wire.rs"]
 mod wire;

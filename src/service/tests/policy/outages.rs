@@ -13,12 +13,17 @@ use crate::policies::{
 use crate::postgres::{PASSWORD, Postgres};
 use crate::process::Service;
 use crate::stores::{eventually, free_port};
+use crate::wire::request;
 
 /// Starts at the loudest, and with the address where no file shows it.
 async fn start(url: &str, max_staleness_ms: u64) -> Service {
+    start_at("trace", url, max_staleness_ms).await
+}
+
+async fn start_at(level: &str, url: &str, max_staleness_ms: u64) -> Service {
     let mut config: Value = config("postgres://elsewhere/unused", max_staleness_ms);
     config["limiter"]["op_timeout_ms"] = json!(200);
-    Service::start_with(config, &[], &[("POSTGRES_DSN", url), ("RUST_LOG", "trace")]).await
+    Service::start_with(config, &[], &[("POSTGRES_DSN", url), ("RUST_LOG", level)]).await
 }
 
 async fn says_nothing_secret(service: &Service) {
@@ -104,6 +109,36 @@ async fn a_hung_server_is_unavailable_in_time_and_its_return_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_hung_policy_store_leaves_the_limiter_the_time_it_needs() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!(
+        "postgres://u:{PASSWORD}@127.0.0.1:{}/d",
+        silent.local_addr().unwrap().port()
+    );
+    let mut config = config(&url, 2_000);
+    config["limiter"]["op_timeout_ms"] = json!(100);
+    let service = Service::start(config).await;
+    let gates = json!([
+        {"gate": "org_status", "when_unavailable": "admit"}, {"gate": "contract", "when_unavailable": "reject"}
+    ]);
+    let request = || {
+        request(json!({
+            "gates": gates, "subject": {"owner": "o", "org": "good"}, "limits": {"owner": {"requests": 1}}, "budget_ms": 500
+        }))
+    };
+    let admitted = service.post("/v1/decide", &request()).await.json();
+    assert_eq!(
+        admitted["bypassed"],
+        json!([{"class": "policy_unavailable", "gate": "org_status"}])
+    );
+    let denied = service.post("/v1/decide", &request()).await.json();
+    assert_eq!(
+        (&denied["code"], &denied["gate"]),
+        (&json!("RATE_LIMITED"), &json!("contract"))
+    );
+}
+
+#[tokio::test]
 async fn a_server_without_free_connections_is_unavailable() {
     let database = Postgres::start_with(&["max_connections=5", "superuser_reserved_connections=1"]).await;
     put(&database.url(), &policy());
@@ -135,7 +170,7 @@ async fn backends_killed_under_load_cost_no_denial_and_no_error() {
     let database = Postgres::start().await;
     put(&database.url(), &policy());
     // So short that nearly every request asks.
-    let service = start(&database.url(), 5).await;
+    let service = start_at("info", &database.url(), 5).await;
     becomes(&service, "good", "gpt-4o", "admit").await;
     let end = Instant::now() + Duration::from_secs(2);
     let mut admitted = 0;
@@ -148,6 +183,12 @@ async fn backends_killed_under_load_cost_no_denial_and_no_error() {
         }
     }
     assert!(admitted > 0);
+    // No library speaks for itself.
+    assert!(
+        service.lines().iter().all(|line| line["event"].is_string()),
+        "{}",
+        service.log()
+    );
     becomes(&service, "good", "gpt-4o", "admit").await;
     says_nothing_secret(&service).await;
 }

@@ -98,7 +98,44 @@ impl Postgres {
 
     /// A server with more settings (`name=value`), once it answers.
     pub(crate) async fn start_with(settings: &[&str]) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), settings).await
+    }
+
+    /// A server with TLS, by a certificate for `localhost`, and where that is; `None` where no certificate can be made.
+    pub(crate) async fn start_with_tls() -> Option<(Self, PathBuf)> {
         let folder = tempfile::tempdir().unwrap();
+        let [certificate, key] = ["server.crt", "server.key"].map(|name| folder.path().join(name));
+        let made = Command::new("openssl")
+            .args([
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-days",
+                "2",
+                "-subj",
+                "/CN=localhost",
+            ])
+            .args([
+                "-addext",
+                "subjectAltName=DNS:localhost",
+                "-addext",
+                "basicConstraints=critical,CA:FALSE",
+            ])
+            .arg("-out")
+            .arg(&certificate)
+            .arg("-keyout")
+            .arg(&key)
+            .output();
+        if !made.is_ok_and(|made| made.status.success()) {
+            return None;
+        }
+        let settings = ["ssl=on", "ssl_cert_file=../server.crt", "ssl_key_file=../server.key"];
+        Some((Self::start_in(folder, &settings).await, certificate))
+    }
+
+    async fn start_in(folder: TempDir, settings: &[&str]) -> Self {
         fs::write(folder.path().join("password"), PASSWORD).unwrap();
         give_to_servant(folder.path());
         let made = as_servant(&program("initdb"))

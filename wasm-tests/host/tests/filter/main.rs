@@ -9,6 +9,7 @@
 )]
 
 mod breaker;
+mod cases;
 mod configurations;
 mod decisions;
 mod disorder;
@@ -19,4 +20,6 @@ mod interleavings;
 mod poor_hosts;
 mod scene;
 mod slots;
+#[path = "../../../../src/decision/tests/table/mod.rs"]
+mod table;
 mod unavailable;

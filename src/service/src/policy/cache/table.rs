@@ -80,7 +80,7 @@ impl<T: Clone> Table<T> {
         let flight = slot.and_then(|slot| slot.flight.clone());
         let wants_a_new_one = answer.as_ref().is_none_or(|(_, sent)| {
             let age = now.saturating_duration_since(*sent);
-            age >= self.max_staleness / 2
+            age.saturating_mul(2) >= self.max_staleness
         });
         let (flight, to_ask) = match flight {
             None if may_ask && wants_a_new_one => {
