@@ -20,7 +20,14 @@ mod grpc;
 mod harness;
 mod lifecycle;
 mod outages;
+#[path = "../../../src/service/tests/stores/postgres.rs"]
+#[allow(dead_code, reason = "shared with the tests of the service, which use more of it")]
+mod postgres;
 mod routes;
 mod shadow;
+#[path = "../../../src/service/tests/stores/mod.rs"]
+mod stores;
+#[path = "../../../src/decision/tests/table/mod.rs"]
+mod table;
 mod unenforced;
 mod world;

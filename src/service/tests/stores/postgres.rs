@@ -196,7 +196,11 @@ impl Postgres {
     }
 
     async fn try_run(&self, script: &str) -> Option<Vec<Vec<String>>> {
-        let url = format!("{}?application_name=tester&sslmode=disable", self.url());
+        self.try_run_at(&self.url(), script).await
+    }
+
+    async fn try_run_at(&self, url: &str, script: &str) -> Option<Vec<Vec<String>>> {
+        let url = format!("{url}?application_name=tester&sslmode=disable");
         let (client, connection) = tokio_postgres::connect(&url, NoTls).await.ok()?;
         let driver = tokio::spawn(connection);
         let answer = client.simple_query(script).await.ok()?;
@@ -216,6 +220,13 @@ impl Postgres {
     /// Runs statements as the tester, and gives all rows as text.
     pub(crate) async fn run(&self, script: &str) -> Vec<Vec<String>> {
         self.try_run(script)
+            .await
+            .unwrap_or_else(|| panic!("{script} failed:\n{}", self.log()))
+    }
+
+    /// The same in another database of this server.
+    pub(crate) async fn run_at(&self, url: &str, script: &str) -> Vec<Vec<String>> {
+        self.try_run_at(url, script)
             .await
             .unwrap_or_else(|| panic!("{script} failed:\n{}", self.log()))
     }
