@@ -56,6 +56,8 @@ impl Allowances {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     #[test]
     fn a_bounded_choice_passes_n_a_minute_for_each_class() {

@@ -64,6 +64,8 @@ impl Breaker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     #[test]
     fn five_failures_in_a_row_open_it_and_a_success_closes_it() {

@@ -316,6 +316,8 @@ pub fn is_unchecked(limits: &StampedLimits, contract_is_listed: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     #[test]
     fn subjects_never_share_a_key_whatever_their_ids_contain() {

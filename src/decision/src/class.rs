@@ -277,6 +277,8 @@ impl Code {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     #[test]
     fn names_on_the_wire_are_the_names_in_the_reply() {

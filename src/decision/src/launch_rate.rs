@@ -62,6 +62,8 @@ impl LaunchRate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     #[test]
     fn a_burst_passes_at_once_and_then_one_each_interval() {

@@ -153,6 +153,8 @@ impl LogLimiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     #[test]
     fn one_line_a_second_stands_for_all_of_its_kind() {

@@ -189,6 +189,8 @@ impl MeterLedger {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn plan(runs: Limit, cost: Limit) -> MeterPlan {
         MeterPlan {

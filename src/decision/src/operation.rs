@@ -58,6 +58,8 @@ impl<'de> Deserialize<'de> for OperationId {
 mod tests {
     use super::*;
     use alloc::string::ToString;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     #[test]
     fn an_id_is_read_back_as_it_was_written() {

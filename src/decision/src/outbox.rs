@@ -159,6 +159,8 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn op(n: u8) -> OperationId {
         OperationId::from_random([n; 16])

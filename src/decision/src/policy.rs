@@ -200,6 +200,8 @@ impl PolicyFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn pattern(text: &str) -> ModelPattern {
         ModelPattern::parse(text).unwrap()

@@ -196,6 +196,8 @@ mod tests {
     use super::*;
     use crate::class::Dependency;
     use crate::limits::Scope;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn spent(gate: Gate, code: Code) -> Refusal {
         let limit = LimitState {

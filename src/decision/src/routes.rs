@@ -89,6 +89,8 @@ fn percent_decode(bytes: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     fn guarded(prefix: &str, method: &str, path: &[u8]) -> bool {
         let routes = [Route {

@@ -8,24 +8,31 @@
 //! Every path out of `Deciding` gives exactly one reply or one resume, and no state leads back. What was asked and not
 //! decided is cancelled by operation id. The host's names do not appear here.
 
+mod answer;
+mod ending;
+
+pub use answer::CalloutAnswer;
+use answer::sensible_verdict;
+pub use ending::bypass_message;
+
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use crate::breaker::Permission;
 use crate::charge::is_unchecked;
-use crate::class::{Code, Dependency, FailureClass};
+use crate::class::{Code, FailureClass};
 use crate::config::{LimitHeaders, Mode, ModelSource};
 use crate::envelope::{self, Envelope, Reading};
-use crate::evaluation::{known_denial, model_is_missing, needs_decision};
+use crate::evaluation::{model_is_missing, needs_decision};
 use crate::gatehouse::{Callout, Effect, Gatehouse};
-use crate::log_line::{Level, LogLine};
+use crate::log_line::Level;
 use crate::metric::Counter;
 use crate::operation::OperationId;
 use crate::outbox::Note;
 use crate::reply::{CLASS_HEADER, Refusal, limit_headers};
-use crate::rules::{Choice, Gate};
-use crate::verdict::{Admission, Bypass, Denial, LimitState, Unavailability, Verdict};
-use crate::wire::{DECIDE_PATH, DecideAnswer, DecideRequest, LARGEST_ANSWER, Unmetered};
+use crate::rules::Gate;
+use crate::verdict::{Denial, LimitState};
+use crate::wire::{DECIDE_PATH, DecideRequest};
 
 /// What the service keeps of a callout's time for the way there and back, in milliseconds.
 const TRANSPORT_MS: u64 = 30;
@@ -41,15 +48,6 @@ const NO_ID: OperationId = OperationId::from_random([0; 16]);
 
 /// One header as the host gave it.
 pub type Header = (Vec<u8>, Vec<u8>);
-
-/// What a callout came to.
-#[derive(Debug, Clone, Copy)]
-pub struct CalloutAnswer<'a> {
-    /// `:status`, or `None` if there were no headers.
-    pub status: Option<u16>,
-    /// The body, or `None` if it could not be read.
-    pub body: Option<&'a [u8]>,
-}
 
 /// What replies and lines say about a request.
 #[derive(Debug, Clone, Default)]
@@ -371,172 +369,6 @@ impl Stream {
             _ => {}
         }
     }
-
-    fn undecided(&mut self, gatehouse: &mut Gatehouse, deciding: &Deciding, now_ms: u64, effects: &mut Vec<Effect>) {
-        if deciding.has_left {
-            gatehouse.tell(Note::Cancel(deciding.request.op), now_ms);
-        }
-        if gatehouse.breaker.failed(now_ms) {
-            effects.push(Effect::BreakerOpen(true));
-            let line = LogLine::new(
-                Level::Error,
-                "breaker_open",
-                "the decision service does not answer: probing it once a second",
-            );
-            gatehouse.log(line, now_ms, effects);
-        }
-        self.unavailable(gatehouse, Some(&deciding.request), now_ms, effects);
-    }
-
-    /// No decision: what the rules say about `decision`, after what is known without it.
-    fn unavailable(
-        &mut self,
-        gatehouse: &mut Gatehouse,
-        request: Option<&DecideRequest>,
-        now_ms: u64,
-        effects: &mut Vec<Effect>,
-    ) {
-        if let Some(denial) = request.and_then(known_denial) {
-            return self.refuse(gatehouse, &Refusal::Denied(denial), None, now_ms, effects);
-        }
-        let class = FailureClass::DecisionUnavailable;
-        let choice = gatehouse.config().rules.decision;
-        if !gatehouse.allow(class, choice, now_ms) {
-            let unavailable = Unavailability {
-                dependency: Dependency::Decision,
-                gate: None,
-            };
-            return self.refuse(gatehouse, &Refusal::Unavailable(unavailable), None, now_ms, effects);
-        }
-        effects.push(Effect::Count(Counter::Bypassed(class), 1));
-        let mut line = self.line(Level::Warn, "bypassed", "fail-open, launch unmetered");
-        line.class = Some(class);
-        line.action = Some("admit");
-        gatehouse.log(line, now_ms, effects);
-        gatehouse.unenforced(now_ms, effects);
-        gatehouse.unmetered(request.and_then(unmetered), now_ms);
-        self.pass(None, effects);
-    }
-
-    fn carry_out(
-        &mut self,
-        gatehouse: &mut Gatehouse,
-        request: &DecideRequest,
-        verdict: Verdict,
-        now_ms: u64,
-        effects: &mut Vec<Effect>,
-    ) {
-        match verdict {
-            Verdict::Deny(denial) => self.refuse(gatehouse, &Refusal::Denied(denial), None, now_ms, effects),
-            Verdict::Unavailable(unavailable) => {
-                self.refuse(gatehouse, &Refusal::Unavailable(unavailable), None, now_ms, effects);
-            }
-            Verdict::Admit(admission) => {
-                self.tell_bypasses(gatehouse, &admission, now_ms, effects);
-                self.tightest = admission.tightest;
-                if let Some(ttl_ms) = admission.slot_ttl_ms {
-                    gatehouse.hold_slot(request.op, ttl_ms, now_ms);
-                }
-                self.pass(admission.slot_ttl_ms.map(|_| request.op), effects);
-            }
-        }
-    }
-
-    fn tell_bypasses(&self, gatehouse: &mut Gatehouse, admission: &Admission, now_ms: u64, effects: &mut Vec<Effect>) {
-        for bypass in admission.first_of_each_class() {
-            let mut line = self.line(Level::Warn, "bypassed", bypass_message(bypass));
-            line.class = Some(bypass.class);
-            line.gate = Some(bypass.gate.name().to_string());
-            line.action = Some("admit");
-            gatehouse.log(line, now_ms, effects);
-            effects.push(Effect::Count(Counter::Bypassed(bypass.class), 1));
-        }
-        if admission.unenforced {
-            let message = "contract limits are not enforced: the decision service has no limiter";
-            let mut line = self.line(Level::Error, "unenforced", message);
-            line.action = Some("admit");
-            gatehouse.log(line, now_ms, effects);
-        }
-        if admission.unenforced || !admission.bypassed.is_empty() {
-            gatehouse.unenforced(now_ms, effects);
-        }
-    }
-
-    fn pass(&mut self, slot: Option<OperationId>, effects: &mut Vec<Effect>) {
-        effects.push(Effect::Count(Counter::Admitted, 1));
-        self.go_on(slot, effects);
-    }
-
-    fn go_on(&mut self, slot: Option<OperationId>, effects: &mut Vec<Effect>) {
-        self.state = State::Passed { slot };
-        if core::mem::take(&mut self.is_paused) {
-            effects.push(Effect::Resume);
-        }
-    }
-
-    fn refuse(
-        &mut self,
-        gatehouse: &mut Gatehouse,
-        refusal: &Refusal,
-        why: Option<String>,
-        now_ms: u64,
-        effects: &mut Vec<Effect>,
-    ) {
-        let (class, code) = (refusal.class(), refusal.code());
-        let enforced = gatehouse.config().mode == Mode::Enforce;
-        let level = if class.can_be_opened() || why.is_some() {
-            Level::Warn
-        } else {
-            Level::Info
-        };
-        let message = why.unwrap_or_else(|| code.message().to_string());
-        let mut line = self.line(level, if enforced { "rejected" } else { "shadow_rejected" }, message);
-        line.class = Some(class);
-        line.code = Some(code.name());
-        line.gate = refusal.gate().map(|gate| gate.name().to_string());
-        line.action = Some(if enforced { "reject" } else { "shadow" });
-        gatehouse.log(line, now_ms, effects);
-        if enforced {
-            effects.push(Effect::Count(Counter::Rejected(class), 1));
-            effects.push(Effect::Reply(
-                refusal.reply(self.caller.is_grpc, self.caller.request_id.as_deref()),
-            ));
-            self.state = State::Refused;
-        } else {
-            effects.push(Effect::Count(Counter::ShadowRejected(class), 1));
-            self.go_on(None, effects);
-        }
-    }
-
-    fn line(&self, level: Level, event: &'static str, message: impl Into<alloc::borrow::Cow<'static, str>>) -> LogLine {
-        let mut line = LogLine::new(level, event, message);
-        line.org.clone_from(&self.caller.org);
-        line.request_id.clone_from(&self.caller.request_id);
-        line
-    }
-}
-
-/// What has to be billed of a request that went on undecided; `None` if the host gave it no id, under which alone it would
-/// be billed once.
-fn unmetered(request: &DecideRequest) -> Option<Unmetered> {
-    (request.op != NO_ID).then(|| Unmetered {
-        op: request.op,
-        org: request.subject.org.clone(),
-        owner: Some(request.subject.owner.clone()),
-        rules: request.rules.clone(),
-        request_id: request.request_id.clone(),
-        age_ms: 0,
-    })
-}
-
-/// The sentence of a gate that was opened. A quota whose plan could not be read is unchecked; the run beside it may well
-/// have been metered.
-pub fn bypass_message(bypass: &Bypass) -> String {
-    if bypass.class == FailureClass::MeteringUnavailable {
-        "fail-open, launch unmetered".to_string()
-    } else {
-        alloc::format!("fail-open, {} unchecked", bypass.gate.name())
-    }
 }
 
 /// Removes the envelope, each name once, as the host gave it.
@@ -556,31 +388,6 @@ fn request_id(value: &[u8]) -> Option<String> {
     let text = core::str::from_utf8(value).ok()?;
     let fine = (1..=LONGEST_REQUEST_ID).contains(&text.len()) && !text.chars().any(char::is_control);
     fine.then(|| text.to_string())
-}
-
-/// The verdict of an answer that makes sense: `:status` exactly 200, bounded, known words, our operation id, no bypass
-/// that our rules do not allow. Anything else is no answer.
-fn sensible_verdict(answer: CalloutAnswer<'_>, request: &DecideRequest) -> Option<Verdict> {
-    let body = answer
-        .body
-        .filter(|body| answer.status == Some(200) && body.len() <= LARGEST_ANSWER)?;
-    let answer: DecideAnswer = serde_json::from_slice(body).ok()?;
-    if answer.op != request.op {
-        return None;
-    }
-    let sensible = match &answer.verdict {
-        Verdict::Admit(admission) => admission.bypassed.iter().all(|bypass| {
-            let rule = request.gates.iter().find(|rule| rule.gate() == bypass.gate);
-            bypass.class.can_be_opened()
-                && rule
-                    .and_then(|rule| rule.when_unavailable())
-                    .is_some_and(|choice| choice != Choice::Reject)
-        }),
-        // A denial without a class would be an outage dressed up as one.
-        Verdict::Deny(denial) => denial.code.class().is_some(),
-        Verdict::Unavailable(unavailable) => unavailable.dependency != Dependency::Decision,
-    };
-    sensible.then_some(answer.verdict)
 }
 
 #[cfg(test)]

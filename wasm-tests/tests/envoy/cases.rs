@@ -99,14 +99,14 @@ fn configuration(at: usize, case: &Value, stores: Option<&(Rc<Stores>, String)>)
 async fn settled(service: &Service, case: &Value) {
     until("the stores", DEADLINE, async || {
         let ready: Value = serde_json::from_slice(&service.get("/ready").await.body).unwrap_or_default();
-        let is_settled = |store: &&str| {
+        let is_settled = |store: &str| {
             let state = &ready["dependencies"][store]["state"];
             let expected = if is_down(case, store) { "down" } else { "up" };
             *state == expected || *state == "absent" || *state == "embedded"
         };
         ["limiter", "policy", "metering"]
             .iter()
-            .all(|store| is_settled(&store))
+            .all(|store| is_settled(store))
             .then_some(())
     })
     .await;

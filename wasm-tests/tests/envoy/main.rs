@@ -21,7 +21,6 @@ mod harness;
 mod lifecycle;
 mod outages;
 #[path = "../../../src/service/tests/stores/postgres.rs"]
-#[allow(dead_code, reason = "shared with the tests of the service, which use more of it")]
 mod postgres;
 mod routes;
 mod shadow;

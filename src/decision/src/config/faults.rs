@@ -170,6 +170,8 @@ pub(crate) fn shown(value: &impl ToString) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
 
     #[test]
     fn a_near_miss_is_named_and_a_far_one_is_not() {

@@ -3,6 +3,9 @@
 use std::string::{String, ToString};
 use std::vec::Vec;
 
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
 use super::*;
 use crate::rules::{Choice, Gate};
 

@@ -1,7 +1,9 @@
 //! The grammar, by example and by property.
 
-use std::string::String;
 use std::vec::Vec;
+
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
 
 use super::*;
 
@@ -201,6 +203,7 @@ fn the_headers_of_an_installation_with_another_prefix_are_read() {
 mod properties {
     use super::*;
     use proptest::prelude::*;
+    use std::string::String;
 
     proptest! {
         #[test]

@@ -1,5 +1,8 @@
 //! Gates in their order, over the real ledger, with outages.
 
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
 use super::*;
 use crate::allowance::Allowances;
 use crate::class::Code;

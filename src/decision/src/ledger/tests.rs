@@ -2,6 +2,9 @@
 
 use std::vec::Vec;
 
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
 use super::*;
 use crate::limits::Scope;
 use crate::rules::Gate;

@@ -3,9 +3,14 @@
 use std::string::{String, ToString};
 use std::vec::Vec;
 
+#[cfg(target_arch = "wasm32")]
+use wasm_bindgen_test::wasm_bindgen_test as test;
+
 use super::*;
 use crate::config::FilterConfig;
 use crate::limits::{Resource, Scope};
+use crate::verdict::{Admission, Verdict};
+use crate::wire::{DecideAnswer, LARGEST_ANSWER};
 
 const TIMEOUT_MS: u64 = 250;
 

@@ -22,6 +22,8 @@ const SLOW: &str = "0.05";
 const RECOVERY: Duration = Duration::from_secs(5);
 /// Two connections, and as many that are being replaced.
 const MOST_SOCKETS: usize = 4;
+/// Beside those, sockets whose other end has gone and that a proxy or the kernel has not cleared away yet.
+const MOST_WITH_REMAINS: usize = 2 * MOST_SOCKETS;
 
 /// The service over a store at this address.
 pub(crate) async fn service_at(url: &str) -> Service {
@@ -82,12 +84,22 @@ async fn follows_the_rules(service: &Service) -> bool {
     counted && bypassed.is_none()
 }
 
+/// Never more than a few sockets, and without remains at once no more than the service holds.
+async fn sockets_are_bounded(store: &Store) {
+    let now = store.sockets();
+    assert!(now <= MOST_WITH_REMAINS, "{now} sockets");
+    eventually("a bounded number of sockets", async || {
+        (store.sockets() <= MOST_SOCKETS).then_some(())
+    })
+    .await;
+}
+
 /// Answers while the store is out: none counts, hardly any waits, and connections don't pile up.
 async fn costs_no_timeouts(service: &Service, store: &Store) {
     let before = slow_operations(service).await;
     for _ in 0..20 {
         assert!(!follows_the_rules(service).await, "counted during the outage");
-        assert!(store.sockets() <= MOST_SOCKETS, "{} sockets", store.sockets());
+        sockets_are_bounded(store).await;
     }
     let slow = slow_operations(service).await - before;
     assert!(
@@ -214,7 +226,7 @@ async fn rides_out(outage: Outage) {
         (service.get("/ready").await.status == 200).then_some(())
     })
     .await;
-    assert!(store.sockets() <= MOST_SOCKETS, "{} sockets", store.sockets());
+    sockets_are_bounded(&store).await;
 }
 
 #[tokio::test]
@@ -278,7 +290,7 @@ async fn a_flapping_store_never_makes_a_wrong_answer_and_sockets_stay_bounded() 
         let end = Instant::now() + Duration::from_millis(30 * (round + 1));
         while Instant::now() < end {
             follows_the_rules(&service).await;
-            assert!(store.sockets() <= MOST_SOCKETS, "{} sockets", store.sockets());
+            sockets_are_bounded(&store).await;
         }
         if round % 2 == 0 {
             store.kill();

@@ -1,6 +1,7 @@
 //! A real PostgreSQL on a free port, and a PgBouncer in front of one.
 //!
 //! PostgreSQL refuses to run as root: then its processes belong to the user `postgres`, or `nobody`.
+#![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
