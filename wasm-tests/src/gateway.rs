@@ -240,6 +240,11 @@ impl Gateway {
         until("the end of Envoy", DEADLINE, async || process.exited()).await;
     }
 
+    /// SIGKILL: nothing is flushed, and every connection ends where it is.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
     /// Asserts that no VM trapped and that Envoy still runs.
     pub fn assert_sound(&mut self) {
         assert!(self.process.exited().is_none(), "Envoy ended:\n{}", self.process.log());

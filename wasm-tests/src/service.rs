@@ -24,6 +24,7 @@ const SETTINGS: [&str; 5] = [
 pub struct Service {
     pub address: SocketAddr,
     config: PathBuf,
+    environment: Vec<(String, String)>,
     process: Process,
     _folder: TempDir,
 }
@@ -40,16 +41,30 @@ impl Service {
     }
 
     /// The same on a given port, with more arguments for `serve`.
-    pub async fn start_on(port: u16, mut config: Value, arguments: &[&str]) -> Self {
+    pub async fn start_on(port: u16, config: Value, arguments: &[&str]) -> Self {
+        Self::start_as(port, config, arguments, &[]).await
+    }
+
+    /// The same on a free port, with more variables in its environment, which it keeps when it restarts.
+    pub async fn start_with_environment(config: Value, environment: &[(&str, &str)]) -> Self {
+        Self::start_as(free_port(), config, &[], environment).await
+    }
+
+    async fn start_as(port: u16, mut config: Value, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         config["listen"] = json!(address.to_string());
         let folder = TempDir::new().expect("a temporary folder");
         let file = folder.path().join("service.json");
         std::fs::write(&file, config.to_string()).expect("the configuration can be written");
-        let process = serve(&file, arguments, folder.path());
+        let environment: Vec<(String, String)> = environment
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        let process = serve(&file, arguments, &environment, folder.path());
         let mut service = Self {
             address,
             config: file,
+            environment,
             process,
             _folder: folder,
         };
@@ -78,6 +93,37 @@ impl Service {
         Connection::open(self.address).await.call(&Call::get(path)).await
     }
 
+    /// The value of one of its metrics, labels and all; 0 until it is defined.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let text = self.get("/metrics").await.text();
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or(0.0)
+    }
+
+    /// The state of a dependency as `/ready` tells it; empty without an answer.
+    pub async fn state(&self, dependency: &str) -> String {
+        let ready: Value = serde_json::from_slice(&self.get("/ready").await.body).unwrap_or_default();
+        let state = ready["dependencies"][dependency]["state"].as_str();
+        state.unwrap_or_default().to_owned()
+    }
+
+    pub async fn await_state(&self, dependency: &str, state: &str) {
+        until(&format!("{dependency} to be {state}"), DEADLINE * 2, async || {
+            (self.state(dependency).await == state).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits for a log line.
+    pub async fn await_log(&self, what: &str, matches: impl Fn(&Value) -> bool) -> Value {
+        until(&format!("a log line of the service: {what}"), DEADLINE, async || {
+            self.log_lines().into_iter().find(|line| matches(line))
+        })
+        .await
+    }
+
     /// SIGTERM, without waiting.
     pub fn terminate(&self) {
         self.process.signal("TERM");
@@ -102,6 +148,7 @@ impl Service {
         self.process = serve(
             &self.config,
             &[],
+            &self.environment,
             self.config.parent().expect("the file is in a folder"),
         );
         self.await_live().await;
@@ -130,7 +177,7 @@ fn listening(log: &str) -> bool {
     !json_lines(log).is_empty()
 }
 
-fn serve(config: &Path, arguments: &[&str], folder: &Path) -> Process {
+fn serve(config: &Path, arguments: &[&str], environment: &[(String, String)], folder: &Path) -> Process {
     let mut command = Command::new(locate::portcullis());
     command
         .arg("serve")
@@ -141,6 +188,7 @@ fn serve(config: &Path, arguments: &[&str], folder: &Path) -> Process {
     SETTINGS.iter().for_each(|name| {
         command.env_remove(name);
     });
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
     Process::spawn(&mut command, &folder.join("service.log"))
 }
 

@@ -4,6 +4,9 @@
 //! first gate that denies is the answer. A gate that is unavailable and opened is skipped; what earlier gates took is
 //! given back when a later one denies or stays closed. Gates of one store that stand together are one question.
 
+mod limiter;
+mod metering;
+mod policy;
 mod request;
 
 pub use request::{known_denial, model_is_missing, needs_decision, request_fault};
@@ -11,13 +14,13 @@ pub use request::{known_denial, model_is_missing, needs_decision, request_fault}
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::charge::{ChargePlan, Charged, PlanBuilder};
+use crate::charge::{ChargePlan, Charged};
 use crate::class::{Code, Dependency, FailureClass};
 use crate::config::Tiers;
-use crate::limits::{Limit, Resource, Scope, ScopeLimits};
-use crate::metering::{MeterPlan, Metered};
+use crate::limits::{Resource, Scope};
+use crate::metering::MeterPlan;
 use crate::operation::OperationId;
-use crate::policy::{Lookup, OrgStatus, Plan, PolicyView};
+use crate::policy::{Lookup, Plan, PolicyView};
 use crate::rules::{Choice, Gate, GateRule};
 use crate::verdict::{Admission, Bypass, Denial, LimitState, Unavailability, Verdict};
 use crate::wire::DecideRequest;
@@ -169,10 +172,14 @@ impl<'a> Evaluation<'a> {
                     burst: *burst,
                 });
             }
-            GateRule::Concurrency { .. } | GateRule::Capacity { .. } | GateRule::Contract { .. } => {
+            GateRule::Concurrency { .. }
+            | GateRule::Capacity { .. }
+            | GateRule::Contract { .. } => {
                 self.plan_limiter_gates(allow);
             }
-            GateRule::MonthlyQuota { .. } | GateRule::CostCap { .. } | GateRule::Metering { .. } => {
+            GateRule::MonthlyQuota { .. }
+            | GateRule::CostCap { .. }
+            | GateRule::Metering { .. } => {
                 self.plan_metering_gates(allow);
             }
         }
@@ -181,7 +188,8 @@ impl<'a> Evaluation<'a> {
 
     fn wants_policy(&self, rule: &GateRule) -> bool {
         let group = self.group(rule.gate());
-        matches!(rule.gate(), Gate::OrgStatus | Gate::ModelPolicy) || group.iter().any(|rule| self.reads_plan(rule))
+        matches!(rule.gate(), Gate::OrgStatus | Gate::ModelPolicy)
+            || group.iter().any(|rule| self.reads_plan(rule))
     }
 
     /// Whether a gate needs the plan for this request: a contract with a stamped org limit does not.
@@ -195,8 +203,17 @@ impl<'a> Evaluation<'a> {
             self.view = Some(PolicyView::UNAVAILABLE);
             return None;
         };
-        let asks_for_provider = self.request.gates.iter().any(|rule| rule.gate() == Gate::ModelPolicy);
-        let model = self.request.subject.model.clone().filter(|_| asks_for_provider);
+        let asks_for_provider = self
+            .request
+            .gates
+            .iter()
+            .any(|rule| rule.gate() == Gate::ModelPolicy);
+        let model = self
+            .request
+            .subject
+            .model
+            .clone()
+            .filter(|_| asks_for_provider);
         Some(Step::Policy { org, model })
     }
 
@@ -209,51 +226,20 @@ impl<'a> Evaluation<'a> {
         self.verdict = Some(Verdict::Deny(Denial::plain(code, Some(gate))));
     }
 
-    fn org_status(&mut self, rule: &GateRule, allow: &mut Allow<'_>) {
-        let status = match self.view.as_ref().map(|view| &view.org) {
-            Some(Lookup::Known(org)) => Some(org.as_ref().map(|org| org.status)),
-            _ => None,
-        };
-        match status {
-            Some(Some(OrgStatus::Active)) => {}
-            Some(Some(OrgStatus::Suspended)) => self.deny(Code::OrgSuspended, Gate::OrgStatus),
-            Some(Some(OrgStatus::ReadOnly)) => self.deny(Code::OrgReadOnly, Gate::OrgStatus),
-            Some(None) => self.deny(Code::OrgUnknown, Gate::OrgStatus),
-            None => self.bypass_or_close(Dependency::Policy, rule, allow),
-        }
-        self.cursor = self.cursor.saturating_add(1);
-    }
-
-    fn model_policy(&mut self, rule: &GateRule, allow: &mut Allow<'_>) {
-        self.cursor = self.cursor.saturating_add(1);
-        let Some(model) = self.request.subject.model.as_deref() else {
-            return self.deny(Code::ModelRequired, Gate::ModelPolicy);
-        };
-        let view = self.view.as_ref().unwrap_or(&PolicyView::UNAVAILABLE);
-        match &view.org {
-            Lookup::Known(None) => return self.deny(Code::OrgUnknown, Gate::ModelPolicy),
-            Lookup::Known(Some(org)) if !org.allows(model) => {
-                return self.deny(Code::ModelNotAllowed, Gate::ModelPolicy);
-            }
-            Lookup::Known(Some(_)) => {}
-            Lookup::Unavailable => return self.bypass_or_close(Dependency::Policy, rule, allow),
-        }
-        match &view.provider {
-            Lookup::Known(Some(_)) => {}
-            Lookup::Known(None) => self.deny(Code::ProviderNotConfigured, Gate::ModelPolicy),
-            // An unreadable registry is an outage, never "not configured".
-            Lookup::Unavailable => self.bypass_or_close(Dependency::Policy, rule, allow),
-        }
-    }
-
     /// Reports the answer to [`Step::Launch`]: taken, or how long to wait, in milliseconds.
     pub fn launched(&mut self, answer: Result<(), u64>) {
-        let Some(GateRule::LaunchRate { per_minute, .. }) = self.request.gates.get(self.cursor) else {
+        let Some(GateRule::LaunchRate { per_minute, .. }) = self.request.gates.get(self.cursor)
+        else {
             return;
         };
         match answer {
             Ok(()) => {
-                self.taken.launch = self.request.subject.org.clone().map(|org| (org, *per_minute));
+                self.taken.launch = self
+                    .request
+                    .subject
+                    .org
+                    .clone()
+                    .map(|org| (org, *per_minute));
             }
             Err(wait_ms) => {
                 let limit = LimitState {
@@ -296,200 +282,16 @@ impl<'a> Evaluation<'a> {
         None
     }
 
-    /// Adjacent limiter gates, as one plan.
-    fn plan_limiter_gates(&mut self, allow: &mut Allow<'_>) {
-        let (request, operator) = (self.request, self.operator);
-        let group = self.group(Gate::Contract);
-        let mut builder = PlanBuilder::new(&request.subject, &operator.tiers, request.tokens);
-        for rule in group {
-            #[cfg(feature = "mutation")]
-            if crate::mutation::is_removed(rule.gate()) {
-                continue;
-            }
-            let plan = if self.reads_plan(rule) {
-                self.plan_for(rule, allow)
-            } else {
-                None
-            };
-            if self.verdict.is_some() {
-                return;
-            }
-            match rule {
-                GateRule::Capacity { .. } => {
-                    if operator.tiers.need_org() && request.subject.org.is_none() {
-                        // Only the service knows its tiers, so only here can it be seen that the id is missing.
-                        return self.deny(Code::EnvelopePartial, Gate::Capacity);
-                    }
-                    builder.capacity(operator.window_s);
-                }
-                GateRule::Concurrency { .. } => {
-                    if let Some(plan) = plan {
-                        builder.plan_slots(&plan, request.window_s);
-                    }
-                }
-                GateRule::Contract { .. } => {
-                    let mut limits = request.limits;
-                    if let Some(plan) = plan {
-                        limits.org = self.plan_limits(&plan);
-                    }
-                    builder.contract(&limits, request.window_s);
-                }
-                _ => {}
-            }
-        }
-        let plan = builder.build(request.op);
-        if plan.entries.is_empty() {
-            // No limit binds this request: nothing to ask.
-            self.cursor = self.cursor.saturating_add(group.len());
-        } else {
-            self.asked = Some(Asked::Charge(plan));
-        }
-    }
-
-    /// What a plan puts in the place of stamped org limits. Its slots only where no gate of their own counts them.
-    fn plan_limits(&self, plan: &Plan) -> ScopeLimits {
-        let counted = self.request.gates.iter().any(|rule| rule.gate() == Gate::Concurrency);
-        let concurrency = if counted { Limit::Unlimited } else { plan.concurrency };
-        ScopeLimits {
-            requests: plan.requests,
-            tokens: plan.tokens,
-            concurrency,
-        }
-    }
-
-    /// Reports the answer to [`Step::Charge`].
-    pub fn charged(&mut self, answer: LimiterAnswer, allow: &mut Allow<'_>) {
-        let Some(Asked::Charge(plan)) = self.asked.take() else {
-            return;
-        };
-        let group = self.group(Gate::Contract);
-        self.cursor = self.cursor.saturating_add(group.len());
-        match answer {
-            LimiterAnswer::Charged(Charged::Granted(states)) => {
-                self.taken.limiter = Some(self.request.op);
-                self.admission.tightest = plan.tightest(&states);
-                self.admission.slot_ttl_ms = plan.takes_slot().then_some(self.operator.slot_ttl_ms);
-            }
-            LimiterAnswer::Charged(Charged::Denied(states)) => {
-                // A store that denies without an exhausted entry did not answer sensibly.
-                match plan.denial(&states) {
-                    Some(denial) => self.verdict = Some(Verdict::Deny(denial)),
-                    None => self.limiter_unavailable(&plan, group, allow),
-                }
-            }
-            LimiterAnswer::Charged(Charged::Cancelled) => self.cancelled(Dependency::Limiter),
-            LimiterAnswer::NoLimiter => match plan.blocked_gate().and_then(|gate| plan.blocked_denial(gate)) {
-                Some(denial) => self.verdict = Some(Verdict::Deny(denial)),
-                None => self.admission.unenforced = true,
-            },
-            LimiterAnswer::Unavailable => self.limiter_unavailable(&plan, group, allow),
-        }
-    }
-
-    /// The operation was cancelled: nobody waits for the answer, and it is none.
-    fn cancelled(&mut self, dependency: Dependency) {
-        self.verdict = Some(Verdict::Unavailable(Unavailability { dependency, gate: None }));
-    }
-
-    fn limiter_unavailable(&mut self, plan: &ChargePlan, group: &[GateRule], allow: &mut Allow<'_>) {
-        // A limit of 0 needs no store: it is a known denial before any choice about the outage is made.
-        if let Some(denial) = plan.blocked_gate().and_then(|gate| plan.blocked_denial(gate)) {
-            self.verdict = Some(Verdict::Deny(denial));
-            return;
-        }
-        // A gate whose limits bind nobody here had nothing to check.
-        let had_something = |rule: &&GateRule| plan.entries.iter().any(|entry| entry.gate == rule.gate());
-        for rule in group.iter().filter(had_something) {
-            self.bypass_or_close(Dependency::Limiter, rule, allow);
-            if self.verdict.is_some() {
-                return;
-            }
-        }
-    }
-
-    /// Adjacent metering gates, as one plan.
-    fn plan_metering_gates(&mut self, allow: &mut Allow<'_>) {
-        let group = self.group(Gate::Metering);
-        let mut plan = MeterPlan {
-            op: self.request.op,
-            org: self.request.subject.org.clone().unwrap_or_default(),
-            runs: Limit::Unlimited,
-            cost: Limit::Unlimited,
-            records: false,
-            cost_first: false,
-        };
-        for rule in group {
-            #[cfg(feature = "mutation")]
-            if crate::mutation::is_removed(rule.gate()) {
-                continue;
-            }
-            let figures = if rule.reads_plan() {
-                self.plan_for(rule, allow)
-            } else {
-                None
-            };
-            if self.verdict.is_some() {
-                return;
-            }
-            match (rule, figures) {
-                (GateRule::MonthlyQuota { .. }, Some(figures)) => plan.runs = figures.monthly_runs,
-                (GateRule::CostCap { .. }, Some(figures)) => {
-                    plan.cost = figures.monthly_cost;
-                    plan.cost_first = plan.runs == Limit::Unlimited;
-                }
-                (GateRule::Metering { .. }, _) => plan.records = true,
-                _ => {}
-            }
-        }
-        if !plan.records && plan.runs == Limit::Unlimited && plan.cost == Limit::Unlimited {
-            self.cursor = self.cursor.saturating_add(group.len());
-        } else {
-            self.asked = Some(Asked::Meter(plan));
-        }
-    }
-
-    /// Reports the answer to [`Step::Meter`]; `None` if the store did not answer in time, or not sensibly.
-    pub fn metered(&mut self, answer: Option<Metered>, allow: &mut Allow<'_>) {
-        let Some(Asked::Meter(plan)) = self.asked.take() else {
-            return;
-        };
-        let group = self.group(Gate::Metering);
-        self.cursor = self.cursor.saturating_add(group.len());
-        match answer {
-            Some(Metered::Granted) => self.taken.metering = Some(self.request.op).filter(|_| plan.records),
-            Some(Metered::Denied(state)) => match plan.denial(&state) {
-                Some(denial) => self.verdict = Some(Verdict::Deny(denial)),
-                None => self.metering_unavailable(&plan, group, allow),
-            },
-            Some(Metered::Cancelled) => self.cancelled(Dependency::Metering),
-            None => self.metering_unavailable(&plan, group, allow),
-        }
-    }
-
-    fn metering_unavailable(&mut self, plan: &MeterPlan, group: &[GateRule], allow: &mut Allow<'_>) {
-        if let Some(denial) = plan.blocked() {
-            self.verdict = Some(Verdict::Deny(denial));
-            return;
-        }
-        let had_something = |rule: &&GateRule| match rule.gate() {
-            Gate::MonthlyQuota => plan.runs != Limit::Unlimited,
-            Gate::CostCap => plan.cost != Limit::Unlimited,
-            _ => true,
-        };
-        for rule in group.iter().filter(had_something) {
-            self.bypass_or_close(Dependency::Metering, rule, allow);
-            if self.verdict.is_some() {
-                return;
-            }
-        }
-    }
-
     fn bypass_or_close(&mut self, dependency: Dependency, rule: &GateRule, allow: &mut Allow<'_>) {
         let class = dependency.class();
         let gate = rule.gate();
         let choice = rule.when_unavailable().unwrap_or(Choice::Reject);
         // An allowance counts requests, not gates: a second gate of the same class costs nothing more.
-        let counted = self.admission.bypassed.iter().any(|bypass| bypass.class == class);
+        let counted = self
+            .admission
+            .bypassed
+            .iter()
+            .any(|bypass| bypass.class == class);
         if (counted && choice != Choice::Reject) || allow(class, choice) {
             self.admission.bypassed.push(Bypass { class, gate });
         } else {
@@ -503,7 +305,11 @@ impl<'a> Evaluation<'a> {
 
 /// The gates that an admission passed without a check, for a log line.
 pub fn bypassed_gates(admission: &Admission) -> Vec<&'static str> {
-    admission.bypassed.iter().map(|bypass| bypass.gate.name()).collect()
+    admission
+        .bypassed
+        .iter()
+        .map(|bypass| bypass.gate.name())
+        .collect()
 }
 
 #[cfg(test)]

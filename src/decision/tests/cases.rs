@@ -1,5 +1,10 @@
 //! The case table against the pure crate, natively and on wasm32-unknown-unknown in Node.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test may fail by panicking"
+)]
 
 mod table;
 
@@ -61,7 +66,12 @@ fn the_outage_table_of_the_readme_is_the_case_table() {
             .map_or_else(|| "".to_string(), |count| format!("`{count}`"));
         writeln!(table, "| {what} | {seen} | {reached} | {counted} |").unwrap();
     }
-    let readme =
-        std::fs::read_to_string(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
-    assert!(readme.contains(&table), "README.md should have this table:\n{table}");
+    let readme = std::fs::read_to_string(
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md"),
+    )
+    .unwrap();
+    assert!(
+        readme.contains(&table),
+        "README.md should have this table:\n{table}"
+    );
 }

@@ -1,7 +1,12 @@
 //! The mutation check: with one gate's check removed, the cases that name the gate turn red, and with it restored they are
 //! green. Run with `--features mutation`; without it there is nothing to remove.
 #![cfg(all(feature = "mutation", not(target_arch = "wasm32")))]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test may fail by panicking"
+)]
 
 mod table;
 

@@ -9,23 +9,30 @@
     reason = "tests: a panic is a failure, with its message"
 )]
 
+mod backed;
 mod cancels;
 mod capacity;
 mod cases;
+mod clocks;
 mod config_faults;
 mod contract_limits;
 mod envelope_headers;
 mod expect;
+mod gateway_killed;
 mod grpc;
 mod harness;
 mod lifecycle;
 mod outages;
 #[path = "../../../src/service/tests/stores/postgres.rs"]
 mod postgres;
+#[path = "../../../src/service/tests/stores/proxy.rs"]
+#[allow(dead_code, reason = "shared with the tests of the service, which use more of it")]
+mod proxy;
 mod routes;
 mod shadow;
 #[path = "../../../src/service/tests/stores/mod.rs"]
 mod stores;
+mod stores_limiter;
 #[path = "../../../src/decision/tests/table/mod.rs"]
 mod table;
 mod unenforced;

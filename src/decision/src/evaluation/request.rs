@@ -20,7 +20,10 @@ pub fn needs_decision(request: &DecideRequest) -> bool {
 
 /// The denial that is known without asking anybody: a stamped limit of 0, if the contract is checked.
 pub fn known_denial(request: &DecideRequest) -> Option<Denial> {
-    request.gates.iter().find(|rule| rule.gate() == Gate::Contract)?;
+    request
+        .gates
+        .iter()
+        .find(|rule| rule.gate() == Gate::Contract)?;
     #[cfg(feature = "mutation")]
     if crate::mutation::is_removed(Gate::Contract) {
         return None;
@@ -42,7 +45,12 @@ pub fn request_fault(request: &DecideRequest) -> Option<&'static str> {
     let too_long = |id: &&alloc::string::String| id.len() > LONGEST_ID;
     if subject.owner.is_empty() {
         Some("subject.owner is empty")
-    } else if ids.into_iter().chain(others).flatten().any(|id| too_long(&id)) {
+    } else if ids
+        .into_iter()
+        .chain(others)
+        .flatten()
+        .any(|id| too_long(&id))
+    {
         Some("an id of the subject is longer than 256 bytes")
     } else if !request.limits.org.is_empty() && subject.org.is_none() {
         Some("limits.org without subject.org")
@@ -59,5 +67,9 @@ pub fn request_fault(request: &DecideRequest) -> Option<&'static str> {
 
 /// Whether a listed gate needs a model, and the request has none.
 pub fn model_is_missing(request: &DecideRequest) -> bool {
-    request.subject.model.is_none() && request.gates.iter().any(|rule| rule.gate() == Gate::ModelPolicy)
+    request.subject.model.is_none()
+        && request
+            .gates
+            .iter()
+            .any(|rule| rule.gate() == Gate::ModelPolicy)
 }

@@ -25,7 +25,9 @@ fn decide(request: &DecideRequest, operator: &Operator, store: &mut Store<'_>) -
         match evaluation.step(&mut allow) {
             Step::Charge(plan) => {
                 let answer = match store {
-                    Store::Ledger(ledger) => LimiterAnswer::Charged(ledger.charge(0, &plan, operator.slot_ttl_ms)),
+                    Store::Ledger(ledger) => {
+                        LimiterAnswer::Charged(ledger.charge(0, &plan, operator.slot_ttl_ms))
+                    }
                     Store::Missing => LimiterAnswer::NoLimiter,
                     Store::Down => LimiterAnswer::Unavailable,
                 };
@@ -132,14 +134,26 @@ fn the_tighter_limit_decides_and_capacity_answers_when_both_are_spent() {
 fn an_unavailable_limiter_is_closed_or_opened_by_the_gates_that_had_something_to_check() {
     let open_capacity = [capacity(Choice::Admit), contract(Choice::Reject)];
     // No tier binds: capacity has nothing to check, so only the contract's choice counts.
-    let verdict = decide(&request(0, &open_capacity, Some(5)), &operator(None), &mut Store::Down);
+    let verdict = decide(
+        &request(0, &open_capacity, Some(5)),
+        &operator(None),
+        &mut Store::Down,
+    );
     assert!(matches!(verdict, Verdict::Unavailable(u) if u.gate == Some(Gate::Contract)));
-    let verdict = decide(&request(0, &open_capacity, None), &operator(Some(1)), &mut Store::Down);
+    let verdict = decide(
+        &request(0, &open_capacity, None),
+        &operator(Some(1)),
+        &mut Store::Down,
+    );
     let Verdict::Admit(admission) = verdict else {
         panic!("{verdict:?}")
     };
     assert_eq!(bypassed_gates(&admission), ["capacity"]);
-    let verdict = decide(&request(0, &open_capacity, None), &operator(None), &mut Store::Down);
+    let verdict = decide(
+        &request(0, &open_capacity, None),
+        &operator(None),
+        &mut Store::Down,
+    );
     assert_eq!(verdict, Verdict::Admit(Admission::default()));
 }
 
@@ -148,7 +162,11 @@ fn a_limit_of_zero_is_known_without_a_store() {
     for choice in [Choice::Admit, Choice::Reject] {
         for store in [Store::Down, Store::Missing] {
             let mut store = store;
-            let verdict = decide(&request(0, &[contract(choice)], Some(0)), &operator(None), &mut store);
+            let verdict = decide(
+                &request(0, &[contract(choice)], Some(0)),
+                &operator(None),
+                &mut store,
+            );
             assert_eq!(code(&verdict), Some(Code::RateLimited));
             let gates = [capacity(choice), contract(choice)];
             let verdict = decide(&request(0, &gates, Some(0)), &operator(Some(0)), &mut store);
@@ -188,7 +206,11 @@ fn a_later_gate_that_stays_closed_gives_back_what_earlier_ones_took() {
         );
     }
     let only_contract = request(9, &[contract(Choice::Reject)], Some(1));
-    let verdict = decide(&only_contract, &operator(None), &mut Store::Ledger(&mut ledger));
+    let verdict = decide(
+        &only_contract,
+        &operator(None),
+        &mut Store::Ledger(&mut ledger),
+    );
     assert!(matches!(verdict, Verdict::Admit(_)));
 }
 
@@ -202,9 +224,15 @@ fn a_listed_gate_without_a_store_is_opened_or_closed_and_never_passed_over() {
         Gate::CostCap,
     ] {
         for choice in [Choice::Admit, Choice::Reject] {
-            let rule: GateRule =
-                serde_json::from_value(serde_json::json!({"gate": gate, "when_unavailable": choice})).unwrap();
-            let verdict = decide(&request(0, &[rule], None), &operator(None), &mut Store::Missing);
+            let rule: GateRule = serde_json::from_value(
+                serde_json::json!({"gate": gate, "when_unavailable": choice}),
+            )
+            .unwrap();
+            let verdict = decide(
+                &request(0, &[rule], None),
+                &operator(None),
+                &mut Store::Missing,
+            );
             match verdict {
                 Verdict::Admit(admission) => {
                     assert_eq!(
@@ -236,7 +264,11 @@ fn a_tier_per_organization_needs_the_org_id() {
     operator.tiers.organization.requests = Limit::of(5);
     let mut request = request(1, &[capacity(Choice::Admit)], None);
     request.subject.org = None;
-    for mut store in [Store::Down, Store::Missing, Store::Ledger(&mut Ledger::default())] {
+    for mut store in [
+        Store::Down,
+        Store::Missing,
+        Store::Ledger(&mut Ledger::default()),
+    ] {
         assert_eq!(
             code(&decide(&request, &operator, &mut store)),
             Some(Code::EnvelopePartial)
