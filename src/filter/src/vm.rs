@@ -3,10 +3,13 @@
 //! Calls are accepted in any order and for any id. A stream that nobody announced is undecided, and undecided is answered
 //! by the rules; without any rules it is refused.
 
-use core::cell::{Cell, RefCell};
+mod state;
+
+pub(crate) use state::{Asker, expect_answer, now_ms};
+use state::{Batch, Root, Vm, get, put, root, settled, take, with};
+
 use std::rc::Rc;
 
-use hashbrown::HashMap;
 use portcullis_decision::class::Code;
 use portcullis_decision::config::FilterConfig;
 use portcullis_decision::gatehouse::Gatehouse;
@@ -27,190 +30,8 @@ const LARGEST_CONFIGURATION: usize = 16 * 1024 * 1024;
 /// Streams that one tick looks at: a bound on the tick, not on the streams.
 const STREAMS_PER_TICK: usize = 4_096;
 
-/// How long after its time a batch is given up, in milliseconds.
-const BATCH_SLACK_MS: u64 = 500;
-
 /// What a callback returns for a request: `0` lets it go on, `1` holds it.
 type Held = bool;
-
-/// Who waits for a callout.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Asker {
-    /// A stream, for a decision.
-    Stream(u32),
-    /// A root context, for its outbox.
-    Outbox(u32),
-}
-
-/// A batch of one live configuration.
-#[derive(Debug)]
-struct Batch {
-    live: Rc<Live>,
-    token: u32,
-    /// When the guest stops waiting for the host to tell how it ended.
-    deadline_ms: u64,
-}
-
-#[derive(Debug, Default)]
-struct Root {
-    /// Configurations, the last one in force; earlier ones stay while streams of theirs live.
-    lives: RefCell<Vec<Rc<Live>>>,
-    /// The batch that is under way.
-    telling: RefCell<Option<Batch>>,
-    is_draining: Cell<bool>,
-    ticks: Cell<bool>,
-}
-
-#[derive(Default)]
-struct Vm {
-    roots: RefCell<HashMap<u32, Rc<Root>>>,
-    streams: RefCell<HashMap<u32, Rc<StreamContext>>>,
-    /// Streams whose root had no configuration yet, with their root.
-    unbound: RefCell<HashMap<u32, u32>>,
-    callouts: RefCell<HashMap<u32, Asker>>,
-    /// Streams that were refused for want of any configuration: one reply each.
-    unconfigured: RefCell<HashMap<u32, ()>>,
-    uses_wall_clock: Cell<bool>,
-}
-
-thread_local! {
-    static VM: Vm = Vm::default();
-}
-
-fn with<T>(absent: T, f: impl FnOnce(&Vm) -> T) -> T {
-    // The VM is only gone after the last callback; then there is nothing left to answer.
-    let mut f = Some(f);
-    match VM.try_with(|vm| f.take().map(|f| f(vm))) {
-        Ok(Some(value)) => value,
-        _ => absent,
-    }
-}
-
-fn get<T: Clone>(map: &RefCell<HashMap<u32, T>>, id: u32) -> Option<T> {
-    map.try_borrow().ok()?.get(&id).cloned()
-}
-
-fn put<T>(map: &RefCell<HashMap<u32, T>>, id: u32, value: T) {
-    if let Ok(mut map) = map.try_borrow_mut() {
-        map.insert(id, value);
-    }
-}
-
-fn take<T>(map: &RefCell<HashMap<u32, T>>, id: u32) -> Option<T> {
-    map.try_borrow_mut().ok()?.remove(&id)
-}
-
-/// Milliseconds on one scale for the life of the VM: WASI's monotonic clock or, once that has failed, the host's own.
-pub(crate) fn now_ms() -> u64 {
-    with(0, |vm| {
-        if !vm.uses_wall_clock.get() {
-            if let Ok(ns) = host::monotonic_ns() {
-                return ns / 1_000_000;
-            }
-            vm.uses_wall_clock.set(true);
-        }
-        host::wall_ns().map_or(0, |ns| ns / 1_000_000)
-    })
-}
-
-/// Notes who waits for a callout.
-pub(crate) fn expect_answer(token: u32, asker: Asker) {
-    with((), |vm| put(&vm.callouts, token, asker));
-}
-
-fn root(id: u32) -> Option<Rc<Root>> {
-    with(None, |vm| get(&vm.roots, id))
-}
-
-impl Root {
-    fn current(&self) -> Option<Rc<Live>> {
-        self.lives.try_borrow().ok()?.last().cloned()
-    }
-
-    fn all(&self) -> Vec<Rc<Live>> {
-        self.lives.try_borrow().map(|lives| lives.clone()).unwrap_or_default()
-    }
-
-    /// Sends the next batch, if there is one and none is under way.
-    fn tell(&self, id: u32) {
-        let now_ms = now_ms();
-        self.stop_waiting(now_ms);
-        if self.telling.try_borrow().map_or(true, |telling| telling.is_some()) {
-            return;
-        }
-        for live in self.all() {
-            let callout = live
-                .gatehouse
-                .try_borrow_mut()
-                .ok()
-                .and_then(|mut house| house.settle_callout(now_ms));
-            let Some(callout) = callout else { continue };
-            match live.call(&callout) {
-                Ok(token) => {
-                    expect_answer(token, Asker::Outbox(id));
-                    let deadline_ms = now_ms.saturating_add(callout.timeout_ms).saturating_add(BATCH_SLACK_MS);
-                    if let Ok(mut telling) = self.telling.try_borrow_mut() {
-                        *telling = Some(Batch {
-                            live,
-                            token,
-                            deadline_ms,
-                        });
-                    }
-                    return;
-                }
-                Err(host::Refused) => settled(&live, None, &[], now_ms),
-            }
-        }
-    }
-
-    /// A host that never tells how a batch ended must not keep the next ones back.
-    fn stop_waiting(&self, now_ms: u64) {
-        let is_over = self
-            .telling
-            .try_borrow()
-            .is_ok_and(|telling| telling.as_ref().is_some_and(|batch| now_ms >= batch.deadline_ms));
-        if is_over
-            && let Some(batch) = self
-                .telling
-                .try_borrow_mut()
-                .ok()
-                .and_then(|mut telling| telling.take())
-        {
-            with((), |vm| {
-                take(&vm.callouts, batch.token);
-            });
-            settled(&batch.live, None, &[], now_ms);
-        }
-    }
-
-    /// Forgets configurations that no stream uses any more and that have told everything.
-    fn retire(&self) {
-        if let Ok(mut lives) = self.lives.try_borrow_mut() {
-            let last = lives.len().saturating_sub(1);
-            let mut at = 0_usize;
-            lives.retain(|live| {
-                let is_current = at == last;
-                at = at.saturating_add(1);
-                let in_use = Rc::strong_count(live) > 1;
-                is_current || in_use || !live.gatehouse.try_borrow().is_ok_and(|house| house.is_settled())
-            });
-        }
-    }
-
-    fn is_settled(&self) -> bool {
-        self.all()
-            .iter()
-            .all(|live| live.gatehouse.try_borrow().is_ok_and(|house| house.is_settled()))
-    }
-}
-
-fn settled(live: &Live, status: Option<u16>, body: &[u8], now_ms: u64) {
-    let effects = live
-        .gatehouse
-        .try_borrow_mut()
-        .map(|mut house| house.settled(status, body, now_ms));
-    live.carry_out_all(effects.unwrap_or_default());
-}
 
 /// A root context (without a parent), or a stream of one.
 pub(crate) fn on_context_create(context: u32, parent: u32) {

@@ -47,10 +47,9 @@ async fn the_slots_of_a_killed_gateway_are_counted_once_until_they_lapse() {
     let client = Http2::open(killed.address()).await;
     let mut open = Vec::new();
     for _ in 0..STREAMS {
-        open.push(client.begin(&call, false).await);
-    }
-    for stream in &mut open {
+        let mut stream = client.begin(&call, false).await;
         assert_eq!(stream.head().await, 200);
+        open.push(stream);
     }
     assert_eq!(upstream.hits(), STREAMS);
     // They are renewed for longer than a slot lives.
