@@ -51,6 +51,13 @@ impl Allowances {
         minute.used = minute.used.saturating_add(1);
         true
     }
+
+    /// Gives one admission back: the request was refused after all, for another reason.
+    pub fn give_back(&mut self, class: FailureClass) {
+        for (_, minute) in self.minutes.iter_mut().filter(|(of, _)| *of == class) {
+            minute.used = minute.used.saturating_sub(1);
+        }
+    }
 }
 
 #[cfg(test)]

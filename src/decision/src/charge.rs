@@ -142,7 +142,11 @@ impl<'a> PlanBuilder<'a> {
                 continue;
             };
             let cost = if resource == Resource::Tokens { self.hold } else { 1 };
-            let key = key(scope, resource, &ids);
+            let mut key = key(scope, resource, &ids);
+            if resource != Resource::Concurrency {
+                // Windows of different lengths are different counters: the one that began first would bind the other.
+                key.push_str(&alloc::format!(":{window_s}"));
+            }
             self.entries.push(ChargeEntry {
                 gate,
                 scope,
@@ -393,6 +397,27 @@ mod tests {
         let denial = plan.blocked_denial(plan.blocked_gate().unwrap()).unwrap();
         assert_eq!((denial.code, denial.retry_after_s), (Code::TokensLimited, Some(60)));
         assert!(!denial.waiting_helps());
+    }
+
+    #[test]
+    fn windows_of_different_lengths_are_different_counters_and_slots_have_none() {
+        let subject = Subject {
+            owner: "o".into(),
+            ..Subject::default()
+        };
+        let tiers = Tiers::default();
+        let keys = |window_s| {
+            let mut builder = PlanBuilder::new(&subject, &tiers, 1);
+            let stamped = [
+                (Scope::Owner, Resource::Requests, 5),
+                (Scope::Owner, Resource::Concurrency, 5),
+            ];
+            builder.contract(&limits(&stamped), window_s);
+            let plan = builder.build(OperationId::from_random([0; 16]));
+            plan.entries.into_iter().map(|entry| entry.key).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(60), ["{owner:o}:requests:60", "{owner:o}:concurrency"]);
+        assert_eq!(keys(3600)[0], "{owner:o}:requests:3600");
     }
 
     #[test]

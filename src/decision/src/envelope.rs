@@ -81,7 +81,8 @@ fn field(suffix: &str) -> Field {
             _ => {}
         }
     }
-    if suffix.ends_with("-limit") || suffix.contains("-limit-") {
+    let is_near = suffix.ends_with("-limit") || suffix.contains("-limit-");
+    if is_near || suffix == "limit" || suffix.starts_with("limit-") {
         Field::Misspelt
     } else {
         Field::Unknown

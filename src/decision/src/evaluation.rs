@@ -9,7 +9,7 @@ mod metering;
 mod policy;
 mod request;
 
-pub use request::{known_denial, model_is_missing, needs_decision, request_fault};
+pub use request::{known_denial, needs_decision, request_fault};
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -17,12 +17,11 @@ use alloc::vec::Vec;
 use crate::charge::{ChargePlan, Charged};
 use crate::class::{Code, Dependency, FailureClass};
 use crate::config::Tiers;
-use crate::limits::{Resource, Scope};
 use crate::metering::MeterPlan;
 use crate::operation::OperationId;
 use crate::policy::{Lookup, Plan, PolicyView};
 use crate::rules::{Choice, Gate, GateRule};
-use crate::verdict::{Admission, Bypass, Denial, LimitState, Unavailability, Verdict};
+use crate::verdict::{Admission, Bypass, Denial, Unavailability, Verdict};
 use crate::wire::DecideRequest;
 
 /// Says whether a class may be opened once more under a choice, and counts it.
@@ -67,6 +66,8 @@ pub struct Taken {
     pub launch: Option<(String, u64)>,
     /// The operation has recorded a run.
     pub metering: Option<OperationId>,
+    /// Classes of whose emergency allowance this request has used one.
+    pub allowances: Vec<FailureClass>,
 }
 
 /// What the limiter said.
@@ -172,14 +173,10 @@ impl<'a> Evaluation<'a> {
                     burst: *burst,
                 });
             }
-            GateRule::Concurrency { .. }
-            | GateRule::Capacity { .. }
-            | GateRule::Contract { .. } => {
+            GateRule::Concurrency { .. } | GateRule::Capacity { .. } | GateRule::Contract { .. } => {
                 self.plan_limiter_gates(allow);
             }
-            GateRule::MonthlyQuota { .. }
-            | GateRule::CostCap { .. }
-            | GateRule::Metering { .. } => {
+            GateRule::MonthlyQuota { .. } | GateRule::CostCap { .. } | GateRule::Metering { .. } => {
                 self.plan_metering_gates(allow);
             }
         }
@@ -188,8 +185,7 @@ impl<'a> Evaluation<'a> {
 
     fn wants_policy(&self, rule: &GateRule) -> bool {
         let group = self.group(rule.gate());
-        matches!(rule.gate(), Gate::OrgStatus | Gate::ModelPolicy)
-            || group.iter().any(|rule| self.reads_plan(rule))
+        matches!(rule.gate(), Gate::OrgStatus | Gate::ModelPolicy) || group.iter().any(|rule| self.reads_plan(rule))
     }
 
     /// Whether a gate needs the plan for this request: a contract with a stamped org limit does not.
@@ -203,17 +199,8 @@ impl<'a> Evaluation<'a> {
             self.view = Some(PolicyView::UNAVAILABLE);
             return None;
         };
-        let asks_for_provider = self
-            .request
-            .gates
-            .iter()
-            .any(|rule| rule.gate() == Gate::ModelPolicy);
-        let model = self
-            .request
-            .subject
-            .model
-            .clone()
-            .filter(|_| asks_for_provider);
+        let asks_for_provider = self.request.gates.iter().any(|rule| rule.gate() == Gate::ModelPolicy);
+        let model = self.request.subject.model.clone().filter(|_| asks_for_provider);
         Some(Step::Policy { org, model })
     }
 
@@ -228,34 +215,15 @@ impl<'a> Evaluation<'a> {
 
     /// Reports the answer to [`Step::Launch`]: taken, or how long to wait, in milliseconds.
     pub fn launched(&mut self, answer: Result<(), u64>) {
-        let Some(GateRule::LaunchRate { per_minute, .. }) = self.request.gates.get(self.cursor)
-        else {
+        let Some(GateRule::LaunchRate { per_minute, .. }) = self.request.gates.get(self.cursor) else {
             return;
         };
         match answer {
             Ok(()) => {
-                self.taken.launch = self
-                    .request
-                    .subject
-                    .org
-                    .clone()
-                    .map(|org| (org, *per_minute));
+                self.taken.launch = self.request.subject.org.clone().map(|org| (org, *per_minute));
             }
             Err(wait_ms) => {
-                let limit = LimitState {
-                    scope: Scope::Org,
-                    resource: Resource::Requests,
-                    limit: *per_minute,
-                    remaining: 0,
-                    reset_ms: wait_ms,
-                    window_s: 60,
-                };
-                self.verdict = Some(Verdict::Deny(Denial {
-                    code: Code::LaunchRateLimited,
-                    gate: Some(Gate::LaunchRate),
-                    limit: Some(limit),
-                    retry_after_s: Some(wait_ms.div_ceil(1000).clamp(1, 60)),
-                }));
+                self.verdict = Some(Verdict::Deny(Denial::launch_rate(*per_minute, wait_ms)));
             }
         }
         self.cursor = self.cursor.saturating_add(1);
@@ -287,13 +255,12 @@ impl<'a> Evaluation<'a> {
         let gate = rule.gate();
         let choice = rule.when_unavailable().unwrap_or(Choice::Reject);
         // An allowance counts requests, not gates: a second gate of the same class costs nothing more.
-        let counted = self
-            .admission
-            .bypassed
-            .iter()
-            .any(|bypass| bypass.class == class);
+        let counted = self.admission.bypassed.iter().any(|bypass| bypass.class == class);
         if (counted && choice != Choice::Reject) || allow(class, choice) {
             self.admission.bypassed.push(Bypass { class, gate });
+            if !counted && matches!(choice, Choice::AdmitAtMost { .. }) {
+                self.taken.allowances.push(class);
+            }
         } else {
             self.verdict = Some(Verdict::Unavailable(Unavailability {
                 dependency,
@@ -305,11 +272,7 @@ impl<'a> Evaluation<'a> {
 
 /// The gates that an admission passed without a check, for a log line.
 pub fn bypassed_gates(admission: &Admission) -> Vec<&'static str> {
-    admission
-        .bypassed
-        .iter()
-        .map(|bypass| bypass.gate.name())
-        .collect()
+    admission.bypassed.iter().map(|bypass| bypass.gate.name()).collect()
 }
 
 #[cfg(test)]

@@ -88,11 +88,12 @@ pub struct Gatehouse {
 impl Gatehouse {
     /// The state of a fresh VM. `text` is what the configuration was parsed from.
     pub fn new(config: FilterConfig, text: &[u8]) -> Self {
+        let outbox = Outbox::of(config.window_s.saturating_mul(1000), config.rules.meters());
         Self {
             config,
             fingerprint: fingerprint(text),
             breaker: Breaker::default(),
-            outbox: Outbox::default(),
+            outbox,
             allowances: Allowances::default(),
             logs: LogLimiter::default(),
             slots: HashMap::new(),
@@ -149,9 +150,9 @@ impl Gatehouse {
 
     /// Notes that something was not enforced just now.
     pub(crate) fn unenforced(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
+        let is_news = self.unenforced_until_ms.is_none();
         self.unenforced_until_ms = Some(now_ms.saturating_add(UNENFORCED_SHOWN_MS));
-        if now_ms >= self.reassert_at_ms {
-            self.reassert_at_ms = now_ms.saturating_add(REASSERT_MS);
+        if is_news {
             effects.push(Effect::Enforcing(false));
         }
     }
@@ -189,15 +190,20 @@ impl Gatehouse {
     /// What time alone brings about. Called from every tick, and from every request where the host does not tick.
     pub fn passed(&mut self, now_ms: u64) -> Vec<Effect> {
         let mut effects: Vec<Effect> = self.logs.due(now_ms).into_iter().map(Effect::Log).collect();
-        if let Some(until_ms) = self.unenforced_until_ms {
-            if now_ms >= until_ms {
-                self.unenforced_until_ms = None;
-                if self.config.mode == Mode::Enforce {
-                    effects.push(Effect::Enforcing(true));
-                }
-            } else if now_ms >= self.reassert_at_ms {
-                self.reassert_at_ms = now_ms.saturating_add(REASSERT_MS);
+        if self.unenforced_until_ms.is_some_and(|until_ms| now_ms >= until_ms) {
+            self.unenforced_until_ms = None;
+            if self.config.mode == Mode::Enforce {
+                effects.push(Effect::Enforcing(true));
+            }
+        }
+        if now_ms >= self.reassert_at_ms {
+            // Other VMs of the process, and other configurations whose rules have the same name, write to these gauges.
+            self.reassert_at_ms = now_ms.saturating_add(REASSERT_MS);
+            if self.config.mode == Mode::Shadow || self.unenforced_until_ms.is_some() {
                 effects.push(Effect::Enforcing(false));
+            }
+            if self.breaker.is_open() {
+                effects.push(Effect::BreakerOpen(true));
             }
         }
         for (op, slot) in self.slots.iter_mut().filter(|(_, slot)| now_ms >= slot.renew_at_ms) {

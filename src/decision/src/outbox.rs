@@ -16,7 +16,7 @@ use crate::wire::{SettleRequest, Unmetered};
 const CAPACITY: usize = 8_192;
 /// Entries of one batch at most: 256 ids are about 9 KiB of JSON.
 const BATCH: usize = 256;
-/// How long an entry is worth sending, in milliseconds: by then slots and windows have lapsed.
+/// How long a note is worth sending beyond a window, in milliseconds: by then slots and windows have lapsed.
 const MAX_AGE_MS: u64 = 120_000;
 /// Unmetered admissions that wait at most: with ids as long as they may be, about 3 MiB.
 const UNMETERED_CAPACITY: usize = 4_096;
@@ -39,6 +39,10 @@ pub enum Note {
 /// Notes that wait, and the batch that is under way.
 #[derive(Debug, Clone, Default)]
 pub struct Outbox {
+    /// A window of contract limits, in milliseconds: as long may a charge stand that a cancel gives back.
+    window_ms: u64,
+    /// The rules list `metering`: what a cancel gives back there never lapses by itself.
+    records_runs: bool,
     waiting: VecDeque<(Note, u64)>,
     under_way: Vec<(Note, u64)>,
     unmetered: VecDeque<(Unmetered, u64)>,
@@ -49,6 +53,21 @@ pub struct Outbox {
 }
 
 impl Outbox {
+    /// The outbox of rules with windows of this length, that record runs or do not.
+    pub fn of(window_ms: u64, records_runs: bool) -> Self {
+        Self {
+            window_ms,
+            records_runs,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a note is too old to be worth sending.
+    fn is_stale(&self, note: &Note, age_ms: u64) -> bool {
+        let keeps = self.records_runs && matches!(note, Note::Cancel(_));
+        !keeps && age_ms > MAX_AGE_MS.saturating_add(self.window_ms)
+    }
+
     /// Adds a note at `now_ms`.
     pub fn add(&mut self, note: Note, now_ms: u64) {
         if self.waiting.len() >= CAPACITY {
@@ -82,7 +101,7 @@ impl Outbox {
         while self
             .waiting
             .front()
-            .is_some_and(|(_, since)| now_ms.saturating_sub(*since) > MAX_AGE_MS)
+            .is_some_and(|(note, since)| self.is_stale(note, now_ms.saturating_sub(*since)))
         {
             self.waiting.pop_front();
             self.dropped = self.dropped.saturating_add(1);
@@ -244,5 +263,17 @@ mod tests {
         assert_eq!((batch.cancels.len(), batch.unmetered.len()), (BATCH, UNMETERED_BATCH));
         outbox.add_unmetered(admission(3), 0);
         assert_eq!(outbox.take_unmetered_dropped(), 1, "what is under way still takes room");
+    }
+
+    #[test]
+    fn a_cancel_of_a_recorded_run_is_told_however_late_and_notes_outlive_a_long_window() {
+        let mut outbox = Outbox::of(60_000, true);
+        outbox.add(Note::Cancel(op(1)), 0);
+        outbox.add(Note::Release(op(2)), 0);
+        let batch = outbox.next_batch(Profile::Production, 86_400_000).unwrap();
+        assert_eq!(batch.cancels, [op(1)]);
+        let mut outbox = Outbox::of(3_600_000, false);
+        outbox.add(Note::Cancel(op(1)), 0);
+        assert!(outbox.next_batch(Profile::Production, MAX_AGE_MS + 3_600_000).is_some());
     }
 }

@@ -32,6 +32,27 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
+/// A call in gRPC's ways.
+enum GrpcKind<'a> {
+    /// `application/grpc` or `application/grpc+…`: hosts turn body and status into the fields of gRPC themselves.
+    Native,
+    /// Any other `application/grpc…`, such as gRPC-Web: hosts take it for plain HTTP, so the fields are ours to write.
+    Other(&'a str),
+}
+
+impl<'a> GrpcKind<'a> {
+    fn of(content_type: Option<&'a str>) -> Option<Self> {
+        let content_type = content_type?;
+        let rest = content_type.strip_prefix("application/grpc")?;
+        let native = rest.is_empty() || rest.starts_with(['+', ';']);
+        Some(if native {
+            Self::Native
+        } else {
+            Self::Other(content_type)
+        })
+    }
+}
+
 /// A request that does not go on: by a known denial, or because a dependency could not answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
@@ -88,8 +109,8 @@ impl Refusal {
         }
     }
 
-    /// The reply, for a gRPC call or for any other.
-    pub fn reply(&self, is_grpc: bool, request_id: Option<&str>) -> Reply {
+    /// The reply to a request with this `content-type`.
+    pub fn reply(&self, content_type: Option<&str>, request_id: Option<&str>) -> Reply {
         let mut headers = alloc::vec![(CLASS_HEADER, self.class().name().to_string())];
         if let Some(seconds) = self.retry_after_s() {
             headers.push(("retry-after", seconds.to_string()));
@@ -101,13 +122,27 @@ impl Refusal {
             headers.extend(limit_headers(limit));
         }
         let code = self.code();
-        if is_grpc {
-            return Reply {
-                status: 200,
-                grpc: Some((code.grpc_status(), code.message())),
-                headers,
-                body: Vec::new(),
-            };
+        match GrpcKind::of(content_type) {
+            Some(GrpcKind::Native) => {
+                return Reply {
+                    status: 200,
+                    grpc: Some((code.grpc_status(), code.message())),
+                    headers,
+                    body: Vec::new(),
+                };
+            }
+            Some(GrpcKind::Other(content_type)) => {
+                headers.push(("content-type", content_type.to_string()));
+                headers.push(("grpc-status", code.grpc_status().to_string()));
+                headers.push(("grpc-message", code.message().to_string()));
+                return Reply {
+                    status: 200,
+                    grpc: None,
+                    headers,
+                    body: Vec::new(),
+                };
+            }
+            None => {}
         }
         headers.push(("content-type", "application/json".into()));
         let body = Body {
@@ -226,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_spent_contract_is_a_429_with_everything_that_a_client_needs() {
-        let reply = spent(Gate::Contract, Code::RateLimited).reply(false, Some("r-1"));
+        let reply = spent(Gate::Contract, Code::RateLimited).reply(None, Some("r-1"));
         assert_eq!(reply.status, 429);
         assert_eq!(
             core::str::from_utf8(&reply.body).unwrap(),
@@ -249,7 +284,7 @@ mod tests {
 
     #[test]
     fn spent_capacity_is_a_503_that_shows_no_figure_of_the_operator() {
-        let reply = spent(Gate::Capacity, Code::CapacityExhausted).reply(false, None);
+        let reply = spent(Gate::Capacity, Code::CapacityExhausted).reply(None, None);
         assert_eq!((reply.status, header(&reply, "retry-after")), (503, Some("41")));
         assert!(!reply.headers.iter().any(|(name, _)| name.contains("ratelimit")));
     }
@@ -260,7 +295,7 @@ mod tests {
             dependency: Dependency::Limiter,
             gate: Some(Gate::Contract),
         };
-        let reply = Refusal::Unavailable(unavailable).reply(false, None);
+        let reply = Refusal::Unavailable(unavailable).reply(None, None);
         assert_eq!(
             core::str::from_utf8(&reply.body).unwrap(),
             r#"{"error":{"code":"SERVICE_DEGRADED","type":"limiter_unavailable","message":"a dependency of admission is unavailable","retry_after":1}}"#
@@ -280,7 +315,7 @@ mod tests {
             Code::ModelRequired,
             Code::BodyTooLarge,
         ] {
-            let reply = Refusal::Denied(Denial::plain(code, None)).reply(false, None);
+            let reply = Refusal::Denied(Denial::plain(code, None)).reply(None, None);
             assert_eq!(header(&reply, "retry-after"), None, "{}", code.name());
             assert_eq!(header(&reply, "x-should-retry"), Some("false"), "{}", code.name());
         }
@@ -288,12 +323,24 @@ mod tests {
 
     #[test]
     fn a_grpc_call_gets_a_grpc_status() {
-        let reply = spent(Gate::Contract, Code::RateLimited).reply(true, None);
+        let reply = spent(Gate::Contract, Code::RateLimited).reply(Some("application/grpc+proto"), None);
         assert_eq!(
             (reply.status, reply.grpc),
             (200, Some((8, "shared inference rate limit exceeded")))
         );
         assert!(reply.body.is_empty() && header(&reply, "content-type").is_none());
         assert_eq!(header(&reply, "retry-after"), Some("41"));
+    }
+
+    #[test]
+    fn what_hosts_do_not_take_for_grpc_gets_its_fields_from_us() {
+        let reply = spent(Gate::Contract, Code::RateLimited).reply(Some("application/grpc-web+proto"), None);
+        assert_eq!((reply.status, reply.grpc, reply.body.len()), (200, None, 0));
+        assert_eq!(header(&reply, "grpc-status"), Some("8"));
+        assert_eq!(
+            header(&reply, "grpc-message"),
+            Some("shared inference rate limit exceeded")
+        );
+        assert_eq!(header(&reply, "content-type"), Some("application/grpc-web+proto"));
     }
 }

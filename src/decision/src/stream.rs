@@ -23,7 +23,7 @@ use crate::charge::is_unchecked;
 use crate::class::{Code, FailureClass};
 use crate::config::{LimitHeaders, Mode, ModelSource};
 use crate::envelope::{self, Envelope, Reading};
-use crate::evaluation::{model_is_missing, needs_decision};
+use crate::evaluation::needs_decision;
 use crate::gatehouse::{Callout, Effect, Gatehouse};
 use crate::log_line::Level;
 use crate::metric::Counter;
@@ -52,7 +52,8 @@ pub type Header = (Vec<u8>, Vec<u8>);
 /// What replies and lines say about a request.
 #[derive(Debug, Clone, Default)]
 struct Caller {
-    is_grpc: bool,
+    /// Its `content-type`, if it is one of gRPC's.
+    grpc_content_type: Option<String>,
     org: Option<String>,
     request_id: Option<String>,
 }
@@ -140,7 +141,10 @@ impl Stream {
         if config.mode == Mode::Shadow {
             effects.push(Effect::Count(Counter::ShadowRequests, 1));
         }
-        self.caller.is_grpc = single("content-type").is_some_and(|value| value.starts_with(b"application/grpc"));
+        self.caller.grpc_content_type = single("content-type")
+            .filter(|value| value.starts_with(b"application/grpc") && value.len() <= LONGEST_REQUEST_ID)
+            .and_then(|value| core::str::from_utf8(value).ok())
+            .map(ToString::to_string);
         self.caller.request_id = single("x-request-id").and_then(request_id);
         let needs_org = config.rules.gates.iter().any(crate::rules::GateRule::needs_org);
         let fields = headers.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
@@ -227,11 +231,8 @@ impl Stream {
             limits,
             tokens: config.default_output_reservation,
             request_id: self.caller.request_id.clone(),
+            retry: false,
         };
-        if model_is_missing(&request) {
-            let denial = Denial::plain(Code::ModelRequired, Some(Gate::ModelPolicy));
-            return self.refuse(gatehouse, &Refusal::Denied(denial), None, now_ms, effects);
-        }
         if !needs_decision(&request) {
             return self.pass(None, effects);
         }
@@ -313,6 +314,7 @@ impl Stream {
         let left_ms = deciding.deadline_ms.saturating_sub(now_ms);
         if connection_failed && !deciding.retried && left_ms >= LEAST_RETRY_MS {
             deciding.retried = true;
+            deciding.request.retry = true;
             self.dispatch(*deciding, now_ms, &mut effects);
         } else {
             self.undecided(gatehouse, &deciding, now_ms, &mut effects);

@@ -107,6 +107,24 @@ impl Denial {
         }
     }
 
+    /// A denial by the launch rate: this many a minute, the next one free after `wait_ms`.
+    pub fn launch_rate(per_minute: u64, wait_ms: u64) -> Self {
+        let limit = LimitState {
+            scope: Scope::Org,
+            resource: Resource::Requests,
+            limit: per_minute,
+            remaining: 0,
+            reset_ms: wait_ms,
+            window_s: 60,
+        };
+        Self {
+            code: Code::LaunchRateLimited,
+            gate: Some(Gate::LaunchRate),
+            limit: Some(limit),
+            retry_after_s: Some(wait_ms.div_ceil(1000).clamp(1, 60)),
+        }
+    }
+
     /// Whether a client that waits has a chance.
     pub fn waiting_helps(&self) -> bool {
         self.code.waiting_helps() && self.limit.is_none_or(|limit| limit.limit > 0)

@@ -72,6 +72,9 @@ pub struct DecideRequest {
     /// The client's `x-request-id`, which only correlates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
+    /// The second attempt at this operation: its budget is what the first has left, and says nothing of a configuration.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub retry: bool,
 }
 
 /// An answer: the request's operation id and a verdict.

@@ -66,12 +66,7 @@ fn the_outage_table_of_the_readme_is_the_case_table() {
             .map_or_else(|| "".to_string(), |count| format!("`{count}`"));
         writeln!(table, "| {what} | {seen} | {reached} | {counted} |").unwrap();
     }
-    let readme = std::fs::read_to_string(
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md"),
-    )
-    .unwrap();
-    assert!(
-        readme.contains(&table),
-        "README.md should have this table:\n{table}"
-    );
+    let readme =
+        std::fs::read_to_string(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
+    assert!(readme.contains(&table), "README.md should have this table:\n{table}");
 }

@@ -25,6 +25,8 @@ pub(crate) struct Live {
     upstream: String,
     authority: String,
     pub(crate) limit_headers: LimitHeaders,
+    /// The host ticks: only then does anybody look at the streams that wait.
+    pub(crate) ticks: Cell<bool>,
     /// Streams that wait for an answer, in the order of their deadlines.
     pub(crate) waiting: RefCell<VecDeque<u32>>,
     /// Streams of which the host has not taken a reply or a resume.
@@ -39,6 +41,7 @@ impl Live {
             upstream: config.decision.upstream.clone(),
             authority: config.decision.authority.clone(),
             limit_headers: config.limit_headers,
+            ticks: Cell::new(false),
             waiting: RefCell::new(VecDeque::new()),
             refused: RefCell::new(Vec::new()),
             gatehouse: RefCell::new(gatehouse),
@@ -195,7 +198,9 @@ impl StreamContext {
         if let Ok(mut slot) = self.refused_by_host.try_borrow_mut() {
             *slot = Some(refusal);
         }
-        if let Ok(mut refused) = self.live.refused.try_borrow_mut() {
+        if let Ok(mut refused) = self.live.refused.try_borrow_mut()
+            && self.live.ticks.get()
+        {
             refused.push(context);
         }
     }
@@ -208,7 +213,9 @@ impl StreamContext {
     }
 
     fn wait(&self, context: u32) {
-        if let Ok(mut waiting) = self.live.waiting.try_borrow_mut() {
+        if let Ok(mut waiting) = self.live.waiting.try_borrow_mut()
+            && self.live.ticks.get()
+        {
             waiting.push_back(context);
         }
     }

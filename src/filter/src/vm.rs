@@ -64,7 +64,10 @@ pub(crate) fn on_configure(context: u32) -> bool {
     let live = Rc::new(Live::new(Gatehouse::new(config, &text)));
     let effects = live.gatehouse.try_borrow().map(|house| house.started());
     live.carry_out_all(effects.unwrap_or_default());
-    root.ticks.set(host::set_tick_period_ms(TICK_MS).is_ok());
+    // A host that refuses a second time goes on with the ticks of the first.
+    let ticks = host::set_tick_period_ms(TICK_MS).is_ok() || root.ticks.get();
+    root.ticks.set(ticks);
+    live.ticks.set(ticks);
     if let Ok(mut lives) = root.lives.try_borrow_mut() {
         lives.push(live);
     }
@@ -112,7 +115,7 @@ fn refuse_without_rules(context: u32) {
         dependency: portcullis_decision::class::Dependency::Decision,
         gate: None,
     };
-    let reply = Refusal::Unavailable(unavailable).reply(false, None);
+    let reply = Refusal::Unavailable(unavailable).reply(None, None);
     let fields: Vec<(&str, &str)> = reply
         .headers
         .iter()

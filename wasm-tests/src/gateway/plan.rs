@@ -19,6 +19,7 @@ pub struct GatewayPlan {
     pub(super) workers: u32,
     upstream_http2: bool,
     without_filter: bool,
+    patient_connects: bool,
     body_while_paused: bool,
     as_received: bool,
     pub(super) updatable: bool,
@@ -47,6 +48,7 @@ impl GatewayPlan {
             workers: 2,
             upstream_http2: false,
             without_filter: false,
+            patient_connects: false,
             body_while_paused: false,
             as_received: false,
             updatable: false,
@@ -98,6 +100,13 @@ impl GatewayPlan {
         self
     }
 
+    /// Waits long for connections to the decision service, which many cold ones at once need on a busy machine.
+    #[must_use]
+    pub fn patient_connects(mut self) -> Self {
+        self.patient_connects = true;
+        self
+    }
+
     /// Turns Envoy's own path normalisation off, so that only the filter's is left.
     #[must_use]
     pub fn paths_as_received(mut self) -> Self {
@@ -141,7 +150,12 @@ impl GatewayPlan {
         parts["listeners"] = listeners.collect();
         for cluster in parts["clusters"].as_array_mut().expect("the example has clusters") {
             match cluster["name"].as_str() {
-                Some("portcullis") => endpoints(cluster, &self.decision),
+                Some("portcullis") => {
+                    endpoints(cluster, &self.decision);
+                    if self.patient_connects {
+                        cluster["connect_timeout"] = json!("5s");
+                    }
+                }
                 Some("upstream") => {
                     endpoints(cluster, &[self.upstream]);
                     if self.upstream_http2 {

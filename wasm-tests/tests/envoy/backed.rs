@@ -143,10 +143,14 @@ pub(crate) fn told(lines: &[Value], event: &str, class: &str) -> u64 {
 /// Waits until the log lines of gateway and service about this class account for every one of `count` events, the held-back
 /// ones included, and gives the numbers of lines that it took.
 pub(crate) async fn all_told(gateway: &Gateway, service: Option<&Service>, class: &str, count: u64) -> (usize, usize) {
-    until(&format!("{count} bypasses of {class} in the log"), DEADLINE, async || {
-        let by_service = service.is_none_or(|service| told(&service.log_lines(), "bypassed", class) == count);
-        (by_service && told(&gateway.log_lines(), "bypassed", class) == count).then_some(())
-    })
+    until(
+        &format!("{count} bypasses of {class} in the log"),
+        DEADLINE,
+        async || {
+            let by_service = service.is_none_or(|service| told(&service.log_lines(), "bypassed", class) == count);
+            (by_service && told(&gateway.log_lines(), "bypassed", class) == count).then_some(())
+        },
+    )
     .await;
     let lines = |lines: Vec<Value>| {
         lines

@@ -24,9 +24,9 @@ fn faketime() -> Option<PathBuf> {
 fn seconds_of_day(line: &Value) -> f64 {
     let text = line["timestamp"].as_str().expect("a line says when");
     let (_, time) = text.split_once('T').expect("date and time");
-    time.trim_end_matches('Z').split(':').fold(0.0, |sum, part| {
-        sum * 60.0 + part.parse::<f64>().expect("a number")
-    })
+    time.trim_end_matches('Z')
+        .split(':')
+        .fold(0.0, |sum, part| sum * 60.0 + part.parse::<f64>().expect("a number"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -50,7 +50,11 @@ async fn a_hundred_requests_in_turn_through_services_whose_clocks_are_three_seco
     for service in [&right, &ahead] {
         service.await_state("limiter", "up").await;
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs_f64() % 86_400.0;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a clock")
+        .as_secs_f64()
+        % 86_400.0;
     let started = seconds_of_day(&ahead.log_lines()[0]);
     // Both started a moment ago; around midnight the day itself differs.
     let waited = (now - started).rem_euclid(86_400.0);
@@ -79,5 +83,5 @@ async fn a_hundred_requests_in_turn_through_services_whose_clocks_are_three_seco
     }
     assert!(start.elapsed() < Duration::from_secs(50), "the window may be over");
     assert_eq!(upstream.hits(), 30);
-    assert_eq!(redis.number(&["GET", "portcullis:{owner:o}:requests"]).await, 30);
+    assert_eq!(redis.number(&["GET", "portcullis:{owner:o}:requests:60"]).await, 30);
 }

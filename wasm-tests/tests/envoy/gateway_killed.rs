@@ -12,7 +12,7 @@ use crate::world::strict;
 
 const STREAMS: usize = 100;
 const SLOTS: &str = "portcullis:{owner:o}:concurrency";
-const WINDOW: &str = "portcullis:{owner:o}:requests";
+const WINDOW: &str = "portcullis:{owner:o}:requests:60";
 
 /// Slots that have not lapsed by the store's own clock.
 async fn live(redis: &Store) -> i64 {

@@ -23,6 +23,7 @@ mod grpc;
 mod harness;
 mod lifecycle;
 mod outages;
+mod policy_in_force;
 #[path = "../../../src/service/tests/stores/postgres.rs"]
 mod postgres;
 #[path = "../../../src/service/tests/stores/proxy.rs"]
@@ -33,6 +34,7 @@ mod shadow;
 #[path = "../../../src/service/tests/stores/mod.rs"]
 mod stores;
 mod stores_limiter;
+mod stores_postgres;
 #[path = "../../../src/decision/tests/table/mod.rs"]
 mod table;
 mod unenforced;

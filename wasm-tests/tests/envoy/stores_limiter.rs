@@ -88,7 +88,10 @@ impl World {
             (answer.status == 503).then_some(())
         })
         .await;
-        let names = ["portcullis_rejected_limiter_unavailable", "portcullis_bypassed_limiter_unavailable"];
+        let names = [
+            "portcullis_rejected_limiter_unavailable",
+            "portcullis_bypassed_limiter_unavailable",
+        ];
         let before = (self.counter(names[0]).await, self.counter(names[1]).await);
         for _ in 0..5 {
             self.watch().refused("ingress", &limited(), LIMITER_UNAVAILABLE).await;
@@ -99,7 +102,10 @@ impl World {
         self.gateway.await_metric(names[1], before.1 + 5).await;
         self.gateway.await_metric("portcullis_enforcing_open", 0).await;
         self.gateway.await_metric("portcullis_enforcing_closed", 1).await;
-        for name in ["portcullis_rejected_decision_unavailable", "portcullis_bypassed_decision_unavailable"] {
+        for name in [
+            "portcullis_rejected_decision_unavailable",
+            "portcullis_bypassed_decision_unavailable",
+        ] {
             assert_eq!(self.counter(name).await, 0, "the service was blamed for its store");
         }
         assert_eq!(self.counter("portcullis_rejected_quota_exhausted").await, 0);
@@ -117,9 +123,13 @@ impl World {
         assert_eq!(level, "warning");
         let line = self.service.await_log("a bypass", opened).await;
         assert_eq!((&line["level"], &line["gate"]), (&json!("WARN"), &json!("contract")));
-        let closed = |line: &serde_json::Value| line["event"] == "unavailable" && line["class"] == "limiter_unavailable";
+        let closed =
+            |line: &serde_json::Value| line["event"] == "unavailable" && line["class"] == "limiter_unavailable";
         let line = self.service.await_log("a refusal", closed).await;
-        assert_eq!((&line["code"], &line["action"]), (&json!("SERVICE_DEGRADED"), &json!("reject")));
+        assert_eq!(
+            (&line["code"], &line["action"]),
+            (&json!("SERVICE_DEGRADED"), &json!("reject"))
+        );
         let error = |line: &serde_json::Value| {
             line["event"] == "dependency_error" && line["dependency"] == "limiter" && line["kind"] == kind
         };
@@ -146,7 +156,9 @@ impl World {
         })
         .await;
         assert_eq!(
-            self.redis.number(&["GET", &format!("portcullis:{{owner:{owner}}}:requests")]).await,
+            self.redis
+                .number(&["GET", &format!("portcullis:{{owner:{owner}}}:requests:60")])
+                .await,
             1
         );
         self.service.await_state("limiter", "up").await;
@@ -175,7 +187,7 @@ async fn a_frozen_redis_follows_limiter_and_what_it_charged_too_late_is_given_ba
     until("the count of admissions by right", DEADLINE, async || {
         let bypassed = world.counter("portcullis_bypassed_limiter_unavailable").await;
         let by_right = i64::try_from(world.upstream.hits()).unwrap() - bypassed - 1;
-        let counted = world.redis.number(&["GET", "portcullis:{owner:o}:requests"]).await;
+        let counted = world.redis.number(&["GET", "portcullis:{owner:o}:requests:60"]).await;
         (counted == by_right).then_some(())
     })
     .await;
@@ -193,7 +205,10 @@ async fn a_redis_that_is_a_minute_late_follows_limiter_and_counts_again_when_it_
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_or_frozen_service_follows_decision_where_its_store_would_have_been_decided_otherwise() {
     let mut world = World::start().await;
-    let names = ["portcullis_bypassed_decision_unavailable", "portcullis_rejected_decision_unavailable"];
+    let names = [
+        "portcullis_bypassed_decision_unavailable",
+        "portcullis_rejected_decision_unavailable",
+    ];
     for frozen in [false, true] {
         if frozen {
             world.service.freeze();
@@ -219,7 +234,10 @@ async fn a_dead_or_frozen_service_follows_decision_where_its_store_would_have_be
         })
         .await;
     }
-    for name in ["portcullis_bypassed_limiter_unavailable", "portcullis_rejected_limiter_unavailable"] {
+    for name in [
+        "portcullis_bypassed_limiter_unavailable",
+        "portcullis_rejected_limiter_unavailable",
+    ] {
         assert_eq!(world.counter(name).await, 0, "the store was blamed for its service");
     }
     world.recovers("after").await;
@@ -261,7 +279,13 @@ async fn a_line_about_an_open_gate_stands_for_many_and_says_for_how_many() {
     let class = "limiter_unavailable";
     let bypassed = world.counter("portcullis_bypassed_limiter_unavailable").await;
     assert!(bypassed > 50, "only {bypassed} of 60 met the outage");
-    let lines = all_told(&world.gateway, Some(&world.service), class, u64::try_from(bypassed).unwrap()).await;
+    let lines = all_told(
+        &world.gateway,
+        Some(&world.service),
+        class,
+        u64::try_from(bypassed).unwrap(),
+    )
+    .await;
     assert!(lines.0 < 40 && lines.1 < 40, "hardly a line stands for two: {lines:?}");
 
     world.service.kill();
@@ -295,7 +319,10 @@ async fn a_bounded_choice_lets_so_many_pass_a_minute_while_redis_is_dead_and_the
     for _ in 0..7 {
         watch.refused("ingress", &limited(), LIMITER_UNAVAILABLE).await;
     }
-    assert!(start.elapsed() < Duration::from_mins(1), "the minute is over: this shows nothing");
+    assert!(
+        start.elapsed() < Duration::from_mins(1),
+        "the minute is over: this shows nothing"
+    );
     assert_eq!(upstream.hits(), 5);
     gateway.await_metric("portcullis_bypassed_limiter_unavailable", 5).await;
     gateway.await_metric("portcullis_rejected_limiter_unavailable", 7).await;

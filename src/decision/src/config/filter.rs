@@ -128,7 +128,8 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
     let routes = section.get("routes").and_then(|node| read_routes(node, faults));
     let model = read_model(&mut section, faults);
     let default_output_reservation = subsection(&mut section, "tokens", faults, |tokens, faults| {
-        tokens.integer("default_output_reservation", 0..=LARGEST_LIMIT, faults)
+        // 0 would hold nothing, and what holds nothing is never over a limit.
+        tokens.integer("default_output_reservation", 1..=LARGEST_LIMIT, faults)
     });
     let decision = read_decision(&mut section, faults);
     let window_s = section.integer("window_s", 1..=86_400, faults).unwrap_or(60);

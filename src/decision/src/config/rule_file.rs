@@ -246,7 +246,8 @@ fn check_order(path: &str, gates: &[Option<GateRule>], faults: &mut Faults) {
             }
         }
     }
-    check_adjacent_limiter_gates(path, &listed, faults);
+    check_adjacent(path, &listed, Dependency::Limiter, faults);
+    check_adjacent(path, &listed, Dependency::Metering, faults);
     let metered = position(Gate::Metering).is_some();
     for (at, gate) in &listed {
         if !metered && matches!(gate, Gate::MonthlyQuota | Gate::CostCap) {
@@ -260,20 +261,21 @@ fn check_order(path: &str, gates: &[Option<GateRule>], faults: &mut Faults) {
     }
 }
 
-fn check_adjacent_limiter_gates(path: &str, listed: &[(usize, Gate)], faults: &mut Faults) {
-    let limiter: Vec<&(usize, Gate)> = listed
+/// Gates of one store are one question: apart, the second would be answered by what the first has taken.
+fn check_adjacent(path: &str, listed: &[(usize, Gate)], dependency: Dependency, faults: &mut Faults) {
+    let gates: Vec<&(usize, Gate)> = listed
         .iter()
-        .filter(|(_, gate)| gate.dependency() == Some(Dependency::Limiter))
+        .filter(|(_, gate)| gate.dependency() == Some(dependency))
         .collect();
-    for pair in limiter.windows(2) {
+    for pair in gates.windows(2) {
         let [(earlier_at, earlier), (at, gate)] = pair else {
             continue;
         };
         if *at != earlier_at.saturating_add(1) && earlier != gate {
-            let (earlier, name) = (earlier.name(), gate.name());
+            let (earlier, name, store) = (earlier.name(), gate.name(), dependency.name());
             faults.add(
                 alloc::format!("{path}[{at}]"),
-                alloc::format!("{name:?} must stand next to {earlier:?}: limiter gates are decided in one step"),
+                alloc::format!("{name:?} must stand next to {earlier:?}: {store} gates are decided in one step"),
             );
         }
     }

@@ -97,6 +97,8 @@ fn a_duplicate_and_a_misspelt_limit_are_malformed() {
         "org-limit",
         "owner-limit-requests",
         "team-concurrency-limit",
+        "limit",
+        "limit-requests",
     ] {
         let name = std::format!("x-admission-{name}");
         assert_eq!(code(&[OWNER, (&name, b"5")]), Some(Code::EnvelopeMalformed), "{name}");

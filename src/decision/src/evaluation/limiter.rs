@@ -6,7 +6,7 @@ use crate::class::{Code, Dependency};
 use crate::limits::{Limit, ScopeLimits};
 use crate::policy::Plan;
 use crate::rules::{Gate, GateRule};
-use crate::verdict::{Unavailability, Verdict};
+use crate::verdict::Verdict;
 
 impl Evaluation<'_> {
     /// Adjacent limiter gates, as one plan.
@@ -61,16 +61,8 @@ impl Evaluation<'_> {
 
     /// What a plan puts in the place of stamped org limits. Its slots only where no gate of their own counts them.
     pub(super) fn plan_limits(&self, plan: &Plan) -> ScopeLimits {
-        let counted = self
-            .request
-            .gates
-            .iter()
-            .any(|rule| rule.gate() == Gate::Concurrency);
-        let concurrency = if counted {
-            Limit::Unlimited
-        } else {
-            plan.concurrency
-        };
+        let counted = self.request.gates.iter().any(|rule| rule.gate() == Gate::Concurrency);
+        let concurrency = if counted { Limit::Unlimited } else { plan.concurrency };
         ScopeLimits {
             requests: plan.requests,
             tokens: plan.tokens,
@@ -98,11 +90,9 @@ impl Evaluation<'_> {
                     None => self.limiter_unavailable(&plan, group, allow),
                 }
             }
-            LimiterAnswer::Charged(Charged::Cancelled) => self.cancelled(Dependency::Limiter),
-            LimiterAnswer::NoLimiter => match plan
-                .blocked_gate()
-                .and_then(|gate| plan.blocked_denial(gate))
-            {
+            // Charged nothing, and as a rule nobody waits for the answer any more: that is no answer.
+            LimiterAnswer::Charged(Charged::Cancelled) => self.limiter_unavailable(&plan, group, allow),
+            LimiterAnswer::NoLimiter => match plan.blocked_gate().and_then(|gate| plan.blocked_denial(gate)) {
                 Some(denial) => self.verdict = Some(Verdict::Deny(denial)),
                 None => self.admission.unenforced = true,
             },
@@ -110,31 +100,14 @@ impl Evaluation<'_> {
         }
     }
 
-    /// The operation was cancelled: nobody waits for the answer, and it is none.
-    pub(super) fn cancelled(&mut self, dependency: Dependency) {
-        self.verdict = Some(Verdict::Unavailable(Unavailability {
-            dependency,
-            gate: None,
-        }));
-    }
-
-    pub(super) fn limiter_unavailable(
-        &mut self,
-        plan: &ChargePlan,
-        group: &[GateRule],
-        allow: &mut Allow<'_>,
-    ) {
+    pub(super) fn limiter_unavailable(&mut self, plan: &ChargePlan, group: &[GateRule], allow: &mut Allow<'_>) {
         // A limit of 0 needs no store: it is a known denial before any choice about the outage is made.
-        if let Some(denial) = plan
-            .blocked_gate()
-            .and_then(|gate| plan.blocked_denial(gate))
-        {
+        if let Some(denial) = plan.blocked_gate().and_then(|gate| plan.blocked_denial(gate)) {
             self.verdict = Some(Verdict::Deny(denial));
             return;
         }
         // A gate whose limits bind nobody here had nothing to check.
-        let had_something =
-            |rule: &&GateRule| plan.entries.iter().any(|entry| entry.gate == rule.gate());
+        let had_something = |rule: &&GateRule| plan.entries.iter().any(|entry| entry.gate == rule.gate());
         for rule in group.iter().filter(had_something) {
             self.bypass_or_close(Dependency::Limiter, rule, allow);
             if self.verdict.is_some() {

@@ -57,24 +57,16 @@ impl Evaluation<'_> {
         let group = self.group(Gate::Metering);
         self.cursor = self.cursor.saturating_add(group.len());
         match answer {
-            Some(Metered::Granted) => {
-                self.taken.metering = Some(self.request.op).filter(|_| plan.records)
-            }
+            Some(Metered::Granted) => self.taken.metering = Some(self.request.op).filter(|_| plan.records),
             Some(Metered::Denied(state)) => match plan.denial(&state) {
                 Some(denial) => self.verdict = Some(Verdict::Deny(denial)),
                 None => self.metering_unavailable(&plan, group, allow),
             },
-            Some(Metered::Cancelled) => self.cancelled(Dependency::Metering),
-            None => self.metering_unavailable(&plan, group, allow),
+            Some(Metered::Cancelled) | None => self.metering_unavailable(&plan, group, allow),
         }
     }
 
-    pub(super) fn metering_unavailable(
-        &mut self,
-        plan: &MeterPlan,
-        group: &[GateRule],
-        allow: &mut Allow<'_>,
-    ) {
+    pub(super) fn metering_unavailable(&mut self, plan: &MeterPlan, group: &[GateRule], allow: &mut Allow<'_>) {
         if let Some(denial) = plan.blocked() {
             self.verdict = Some(Verdict::Deny(denial));
             return;

@@ -25,9 +25,7 @@ fn decide(request: &DecideRequest, operator: &Operator, store: &mut Store<'_>) -
         match evaluation.step(&mut allow) {
             Step::Charge(plan) => {
                 let answer = match store {
-                    Store::Ledger(ledger) => {
-                        LimiterAnswer::Charged(ledger.charge(0, &plan, operator.slot_ttl_ms))
-                    }
+                    Store::Ledger(ledger) => LimiterAnswer::Charged(ledger.charge(0, &plan, operator.slot_ttl_ms)),
                     Store::Missing => LimiterAnswer::NoLimiter,
                     Store::Down => LimiterAnswer::Unavailable,
                 };
@@ -83,6 +81,7 @@ fn request(n: u8, gates: &[GateRule], org_limit: Option<u64>) -> DecideRequest {
         limits,
         tokens: 1,
         request_id: None,
+        retry: false,
     }
 }
 
@@ -134,26 +133,14 @@ fn the_tighter_limit_decides_and_capacity_answers_when_both_are_spent() {
 fn an_unavailable_limiter_is_closed_or_opened_by_the_gates_that_had_something_to_check() {
     let open_capacity = [capacity(Choice::Admit), contract(Choice::Reject)];
     // No tier binds: capacity has nothing to check, so only the contract's choice counts.
-    let verdict = decide(
-        &request(0, &open_capacity, Some(5)),
-        &operator(None),
-        &mut Store::Down,
-    );
+    let verdict = decide(&request(0, &open_capacity, Some(5)), &operator(None), &mut Store::Down);
     assert!(matches!(verdict, Verdict::Unavailable(u) if u.gate == Some(Gate::Contract)));
-    let verdict = decide(
-        &request(0, &open_capacity, None),
-        &operator(Some(1)),
-        &mut Store::Down,
-    );
+    let verdict = decide(&request(0, &open_capacity, None), &operator(Some(1)), &mut Store::Down);
     let Verdict::Admit(admission) = verdict else {
         panic!("{verdict:?}")
     };
     assert_eq!(bypassed_gates(&admission), ["capacity"]);
-    let verdict = decide(
-        &request(0, &open_capacity, None),
-        &operator(None),
-        &mut Store::Down,
-    );
+    let verdict = decide(&request(0, &open_capacity, None), &operator(None), &mut Store::Down);
     assert_eq!(verdict, Verdict::Admit(Admission::default()));
 }
 
@@ -162,11 +149,7 @@ fn a_limit_of_zero_is_known_without_a_store() {
     for choice in [Choice::Admit, Choice::Reject] {
         for store in [Store::Down, Store::Missing] {
             let mut store = store;
-            let verdict = decide(
-                &request(0, &[contract(choice)], Some(0)),
-                &operator(None),
-                &mut store,
-            );
+            let verdict = decide(&request(0, &[contract(choice)], Some(0)), &operator(None), &mut store);
             assert_eq!(code(&verdict), Some(Code::RateLimited));
             let gates = [capacity(choice), contract(choice)];
             let verdict = decide(&request(0, &gates, Some(0)), &operator(Some(0)), &mut store);
@@ -206,11 +189,7 @@ fn a_later_gate_that_stays_closed_gives_back_what_earlier_ones_took() {
         );
     }
     let only_contract = request(9, &[contract(Choice::Reject)], Some(1));
-    let verdict = decide(
-        &only_contract,
-        &operator(None),
-        &mut Store::Ledger(&mut ledger),
-    );
+    let verdict = decide(&only_contract, &operator(None), &mut Store::Ledger(&mut ledger));
     assert!(matches!(verdict, Verdict::Admit(_)));
 }
 
@@ -224,15 +203,9 @@ fn a_listed_gate_without_a_store_is_opened_or_closed_and_never_passed_over() {
         Gate::CostCap,
     ] {
         for choice in [Choice::Admit, Choice::Reject] {
-            let rule: GateRule = serde_json::from_value(
-                serde_json::json!({"gate": gate, "when_unavailable": choice}),
-            )
-            .unwrap();
-            let verdict = decide(
-                &request(0, &[rule], None),
-                &operator(None),
-                &mut Store::Missing,
-            );
+            let rule: GateRule =
+                serde_json::from_value(serde_json::json!({"gate": gate, "when_unavailable": choice})).unwrap();
+            let verdict = decide(&request(0, &[rule], None), &operator(None), &mut Store::Missing);
             match verdict {
                 Verdict::Admit(admission) => {
                     assert_eq!(
@@ -250,12 +223,65 @@ fn a_listed_gate_without_a_store_is_opened_or_closed_and_never_passed_over() {
 }
 
 #[test]
-fn a_cancelled_operation_is_never_admitted() {
+fn a_cancelled_operation_charges_nothing_and_is_no_answer_of_the_limiter() {
     let mut ledger = Ledger::default();
     ledger.cancel(0, OperationId::from_random([1; 16]));
-    let request = request(1, &[contract(Choice::Admit)], Some(5));
-    let verdict = decide(&request, &operator(None), &mut Store::Ledger(&mut ledger));
+    let closed = request(1, &[contract(Choice::Reject)], Some(5));
+    let verdict = decide(&closed, &operator(None), &mut Store::Ledger(&mut ledger));
     assert!(matches!(verdict, Verdict::Unavailable(_)));
+    let open = request(1, &[contract(Choice::Admit)], Some(5));
+    let verdict = decide(&open, &operator(None), &mut Store::Ledger(&mut ledger));
+    assert!(matches!(verdict, Verdict::Admit(admission) if bypassed_gates(&admission) == ["contract"]));
+}
+
+#[test]
+fn an_emergency_allowance_is_not_spent_by_requests_that_are_refused_all_the_same() {
+    let bounded = Choice::AdmitAtMost { max_per_minute: 1 };
+    let gates = [
+        contract(bounded),
+        GateRule::Metering {
+            when_unavailable: Choice::Reject,
+        },
+    ];
+    let request = request(1, &gates, Some(5));
+    let operator = operator(None);
+    let mut allowances = Allowances::default();
+    for _ in 0..3 {
+        let mut evaluation = Evaluation::new(&request, &operator);
+        let mut given_back = Vec::new();
+        let verdict = loop {
+            let mut allow = |class, choice| allowances.admit(class, choice, 0);
+            match evaluation.step(&mut allow) {
+                Step::Charge(_) => evaluation.charged(LimiterAnswer::Unavailable, &mut allow),
+                Step::Meter(_) => evaluation.metered(None, &mut allow),
+                Step::GiveBack(taken) => given_back.extend(taken.allowances),
+                Step::Done(verdict) => break verdict,
+                other => panic!("{other:?}"),
+            }
+        };
+        // Always metering's refusal: the limiter's allowance is there each time.
+        assert!(matches!(verdict, Verdict::Unavailable(u) if u.dependency == Dependency::Metering));
+        given_back.into_iter().for_each(|class| allowances.give_back(class));
+    }
+}
+
+#[test]
+fn gates_that_are_torn_apart_or_stand_twice_are_refused_on_the_wire() {
+    let metering = GateRule::Metering {
+        when_unavailable: Choice::Reject,
+    };
+    let quota = GateRule::MonthlyQuota {
+        when_unavailable: Choice::Reject,
+    };
+    let fault = |gates: &[GateRule]| request_fault(&request(1, gates, None));
+    assert_eq!(fault(&[contract(Choice::Reject), quota, metering]), None);
+    for gates in [
+        &[metering, contract(Choice::Reject), quota][..],
+        &[contract(Choice::Reject), metering, capacity(Choice::Reject)],
+        &[metering, metering],
+    ] {
+        assert!(fault(gates).is_some(), "{gates:?}");
+    }
 }
 
 #[test]
@@ -264,11 +290,7 @@ fn a_tier_per_organization_needs_the_org_id() {
     operator.tiers.organization.requests = Limit::of(5);
     let mut request = request(1, &[capacity(Choice::Admit)], None);
     request.subject.org = None;
-    for mut store in [
-        Store::Down,
-        Store::Missing,
-        Store::Ledger(&mut Ledger::default()),
-    ] {
+    for mut store in [Store::Down, Store::Missing, Store::Ledger(&mut Ledger::default())] {
         assert_eq!(
             code(&decide(&request, &operator, &mut store)),
             Some(Code::EnvelopePartial)

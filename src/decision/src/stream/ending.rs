@@ -155,9 +155,10 @@ impl Stream {
         gatehouse.log(line, now_ms, effects);
         if enforced {
             effects.push(Effect::Count(Counter::Rejected(class), 1));
-            effects.push(Effect::Reply(
-                refusal.reply(self.caller.is_grpc, self.caller.request_id.as_deref()),
-            ));
+            effects.push(Effect::Reply(refusal.reply(
+                self.caller.grpc_content_type.as_deref(),
+                self.caller.request_id.as_deref(),
+            )));
             self.state = State::Refused;
         } else {
             effects.push(Effect::Count(Counter::ShadowRejected(class), 1));

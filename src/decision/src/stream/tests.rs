@@ -596,3 +596,52 @@ fn a_class_that_opened_several_gates_is_counted_and_logged_once_for_the_request(
     assert!(run.counted(Counter::Bypassed(FailureClass::PolicyUnavailable)));
     assert!(!run.told(6).contains("unmetered"), "the service has journaled it");
 }
+
+#[test]
+fn shadow_keeps_its_gauge_at_zero_against_another_configuration_of_the_same_name() {
+    let closed = rules("\"reject\"", "\"reject\"", "\"reject\"");
+    let mut run = Run::with(&closed, r#", "mode": "shadow""#);
+    for now_ms in [0, 1_000, 2_000] {
+        assert!(
+            run.gatehouse.passed(now_ms).contains(&Effect::Enforcing(false)),
+            "at {now_ms}"
+        );
+    }
+    let mut run = Run::with(&closed, "");
+    assert_eq!(run.gatehouse.passed(0), []);
+}
+
+#[test]
+fn an_open_breaker_keeps_its_gauge_at_one_against_another_vm() {
+    let mut run = Run::closed();
+    for _ in 0..5 {
+        run.next_stream();
+        run.limited(0).answer(211, Some(504), "");
+    }
+    assert!(run.gatehouse.passed(1_300).contains(&Effect::BreakerOpen(true)));
+}
+
+#[test]
+fn what_is_known_without_the_service_is_said_in_the_order_of_the_gates() {
+    let text = |gates: &str| {
+        std::format!(
+            r#"{{"name": "r", "envelope": {{"when_missing": "reject"}}, "decision": {{"when_unavailable": "admit"}}, "gates": [{gates}]}}"#
+        )
+    };
+    let launch = r#"{"gate": "launch_rate", "per_minute": 0, "burst": 1}"#;
+    let model = r#"{"gate": "model_policy", "when_unavailable": "admit"}"#;
+    let contract = r#"{"gate": "contract", "when_unavailable": "admit"}"#;
+    let ids = [("x-admission-owner-id", "o"), ("x-admission-org-id", "g")];
+    let mut blocked = ids.to_vec();
+    blocked.push(("x-admission-org-rate-limit-requests", "0"));
+    for (gates, headers, expected) in [
+        (launch.to_string(), &ids[..], (429, "LAUNCH_RATE_LIMITED")),
+        (model.to_string(), &ids, (400, "MODEL_REQUIRED")),
+        (std::format!("{model}, {contract}"), &blocked, (400, "MODEL_REQUIRED")),
+        (std::format!("{contract}, {launch}"), &blocked, (429, "RATE_LIMITED")),
+    ] {
+        let mut run = Run::with(&text(&gates), r#", "model": {"from": "header"}"#);
+        run.headers(0, headers).answer(211, Some(504), "");
+        assert_eq!(run.reply(), Some((expected.0, expected.1.to_string())), "{gates}");
+    }
+}

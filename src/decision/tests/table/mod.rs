@@ -15,6 +15,7 @@
 pub mod pure;
 
 use portcullis_decision::allowance::Allowances;
+use portcullis_decision::class::FailureClass;
 use portcullis_decision::config::{Environment, ServiceConfig, parse_policy_file};
 use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step, request_fault};
 use portcullis_decision::launch_rate::LaunchRate;
@@ -150,7 +151,8 @@ impl Service {
         let request: DecideRequest = serde_json::from_slice(body).unwrap();
         assert_eq!(request_fault(&request), None);
         let mut allowances = std::mem::take(&mut self.allowances);
-        let answer = self.evaluate(&request, &mut allowances);
+        let (answer, given_back) = self.evaluate(&request, &mut allowances);
+        given_back.into_iter().for_each(|class| allowances.give_back(class));
         self.allowances = allowances;
         Some(answer)
     }
@@ -166,7 +168,8 @@ impl Service {
         }
     }
 
-    fn evaluate(&mut self, request: &DecideRequest, allowances: &mut Allowances) -> String {
+    fn evaluate(&mut self, request: &DecideRequest, allowances: &mut Allowances) -> (String, Vec<FailureClass>) {
+        let mut given_back = Vec::new();
         let mut allow = |class, choice| allowances.admit(class, choice, 0);
         let operator = self.operator.clone();
         let mut evaluation = Evaluation::new(request, &operator);
@@ -192,6 +195,7 @@ impl Service {
                 }
                 Step::GiveBack(taken) => {
                     taken.limiter.into_iter().for_each(|op| self.ledger.cancel(0, op));
+                    given_back.extend(taken.allowances.iter().copied());
                     if let (Some(op), Some(meter)) = (taken.metering, &mut self.meter) {
                         meter.cancel(&MONTH, op);
                     }
@@ -200,11 +204,11 @@ impl Service {
                     }
                 }
                 Step::Done(verdict) => {
-                    return serde_json::to_string(&DecideAnswer {
+                    let answer = DecideAnswer {
                         op: request.op,
                         verdict,
-                    })
-                    .unwrap();
+                    };
+                    return (serde_json::to_string(&answer).unwrap(), given_back);
                 }
             }
         }

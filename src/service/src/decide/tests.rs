@@ -25,6 +25,7 @@ pub(crate) enum Mood {
 pub(crate) struct Moody {
     charges: Mutex<VecDeque<Mood>>,
     failing_cancels: Mutex<u32>,
+    cancels_take_ms: Mutex<u64>,
     charged: Mutex<Vec<OperationId>>,
     cancelled: Mutex<Vec<OperationId>>,
 }
@@ -32,6 +33,11 @@ pub(crate) struct Moody {
 impl Moody {
     pub(crate) fn fail_cancels(&self, times: u32) {
         *locked(&self.failing_cancels) = times;
+    }
+
+    /// How long the next cancel takes.
+    pub(crate) fn slow_cancel(&self, ms: u64) {
+        *locked(&self.cancels_take_ms) = ms;
     }
 }
 
@@ -69,8 +75,12 @@ impl Limiter for Moody {
             *failing -= 1;
             return Box::pin(ready(Err(StoreFault::Connection)));
         }
-        locked(&self.cancelled).extend(ops);
-        Box::pin(ready(Ok(())))
+        let ms = std::mem::take(&mut *locked(&self.cancels_take_ms));
+        Box::pin(async move {
+            sleep(Duration::from_millis(ms)).await;
+            locked(&self.cancelled).extend(ops);
+            Ok(())
+        })
     }
 
     fn release<'a>(&'a self, _: &'a [OperationId], _: Instant) -> Answer<'a, ()> {
@@ -208,6 +218,20 @@ async fn a_later_gate_that_stays_closed_gives_back_before_the_answer() {
     let expected = json!({"verdict": "unavailable", "dependency": "metering", "gate": "metering"});
     assert_eq!(verdict(&decider, &request).await, expected);
     assert_eq!(*locked(&moody.cancelled), [request.op]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_give_back_that_takes_too_long_costs_no_more_than_the_budget_and_is_done_later() {
+    let (decider, moody) = over(&[Mood::GrantAfter(60)]);
+    moody.slow_cancel(300);
+    let gates = json!({"budget_ms": 80, "gates": [
+        {"gate": "contract", "when_unavailable": "admit"}, {"gate": "metering", "when_unavailable": "reject"}
+    ]});
+    let (request, start) = (request(1, gates), Instant::now());
+    let expected = json!({"verdict": "unavailable", "dependency": "metering", "gate": "metering"});
+    assert_eq!(verdict(&decider, &request).await, expected);
+    assert_eq!(start.elapsed().as_millis(), 80);
+    assert_eq!(given_back(&decider, &moody).await, [request.op]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,6 +15,9 @@ mod postgres;
 #[path = "../service/process.rs"]
 #[allow(dead_code, reason = "every test binary uses a part of it")]
 mod process;
+#[path = "../stores/proxy.rs"]
+#[allow(dead_code, reason = "every test binary uses a part of it")]
+mod proxy;
 #[path = "../stores/mod.rs"]
 mod stores;
 #[path = "../service/wire.rs"]
@@ -23,4 +26,5 @@ mod wire;
 
 mod billing;
 mod outages;
+mod races;
 mod store;

@@ -7,6 +7,7 @@ use portcullis_decision::config::{MeteringConfig, StoreUrl};
 use portcullis_decision::limits::Limit;
 use portcullis_decision::metering::{MeterPlan, Metered};
 use portcullis_decision::operation::OperationId;
+use portcullis_service::metering::watched::WatchedMeter;
 use portcullis_service::metering::{self, Cancel, Meter};
 use portcullis_service::unmetered::{Admission, Source};
 use tokio::time::Instant;
@@ -84,7 +85,7 @@ async fn persistently(meter: &dyn Meter, plan: MeterPlan) -> Metered {
     eventually("recorded", async || meter.record(&plan, soon()).await.ok()).await
 }
 
-fn admission(n: u64, source: Source, at_ms: u64) -> Admission {
+pub(crate) fn admission(n: u64, source: Source, at_ms: u64) -> Admission {
     Admission {
         op: op(n),
         org: "g".to_owned(),
@@ -96,7 +97,7 @@ fn admission(n: u64, source: Source, at_ms: u64) -> Admission {
     }
 }
 
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap();
@@ -423,4 +424,24 @@ async fn a_record_is_one_statement_and_old_operations_are_forgotten() {
         .await;
     meter.tend().await.unwrap();
     assert_eq!(server.run("SELECT count(*) FROM portcullis_operations").await, [["1"]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_old_operations_than_one_statement_takes_are_forgotten_one_batch_soon_after_the_other() {
+    let server = Postgres::start().await;
+    let meter = open(server.url()).await;
+    server
+        .run(
+            "INSERT INTO portcullis_operations (op, org, month, state, created_at) \
+             SELECT gen_random_uuid(), 'g', '2024-01-01', 'recorded', now() - n / 25000 * interval '25 hours' \
+             FROM generate_series(1, 50000) AS t (n)",
+        )
+        .await;
+    let watched = WatchedMeter::new(meter, Duration::from_secs(5), Arc::default(), Arc::default());
+    let tending = tokio::spawn(watched.run());
+    eventually("all old ones are forgotten", async || {
+        (server.run("SELECT count(*) FROM portcullis_operations").await == [["24999"]]).then_some(())
+    })
+    .await;
+    tending.abort();
 }

@@ -18,7 +18,7 @@ fn nowhere() -> String {
 async fn counts_in(store: &Store, config: Value, settings: &[(&str, &str)]) {
     let service = Service::start_with(config, &[], settings).await;
     eventually("counting", async || counts(&service).await.then_some(())).await;
-    assert_eq!(store.number(&["EXISTS", "portcullis:{owner:o}:requests"]).await, 1);
+    assert_eq!(store.number(&["EXISTS", "portcullis:{owner:o}:requests:60"]).await, 1);
     eventually("ready", async || {
         (service.get("/ready").await.status == 200).then_some(())
     })

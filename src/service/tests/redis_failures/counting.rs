@@ -18,7 +18,7 @@ use crate::stores::{Store, eventually, open};
 use crate::wire::request;
 
 pub(crate) const SLOT_TTL: Duration = Duration::from_secs(30);
-pub(crate) const COUNTER: &str = "portcullis:{owner:o}:requests";
+pub(crate) const COUNTER: &str = "portcullis:{owner:o}:requests:60";
 
 pub(crate) fn id(n: u32) -> OperationId {
     OperationId::from_random((0xabcd_0000_u128 + u128::from(n)).to_be_bytes())
@@ -115,11 +115,11 @@ async fn a_gateway_that_lost_a_reply_is_answered_and_the_counter_moves_by_one() 
     }));
     let answer = service.post("/v1/decide", &body).await.json();
     assert_eq!(answer["verdict"], "admit", "{answer}");
-    assert_eq!(store.number(&["GET", "portcullis:{owner:o2}:requests"]).await, 1);
+    assert_eq!(store.number(&["GET", "portcullis:{owner:o2}:requests:60"]).await, 1);
     // The filter's own retry of the same decision.
     let answer = service.post("/v1/decide", &body).await.json();
     assert_eq!(answer["verdict"], "admit", "{answer}");
-    assert_eq!(store.number(&["GET", "portcullis:{owner:o2}:requests"]).await, 1);
+    assert_eq!(store.number(&["GET", "portcullis:{owner:o2}:requests:60"]).await, 1);
 }
 
 #[tokio::test]

@@ -342,7 +342,7 @@ async fn what_a_frozen_store_charges_when_it_thaws_is_given_back() {
         sleep(Duration::from_millis(10)).await;
     }
     eventually("given back", async || {
-        (store.number(&["GET", "portcullis:{owner:late}:requests"]).await == 0).then_some(())
+        (store.number(&["GET", "portcullis:{owner:late}:requests:60"]).await == 0).then_some(())
     })
     .await;
 }

@@ -123,3 +123,60 @@ async fn without_a_limiter_nothing_is_held_so_every_renewal_is_lost() {
     .await;
     assert_eq!(answer, json!({"lost": [held]}));
 }
+
+#[tokio::test]
+async fn what_ends_in_the_same_batch_is_not_renewed_and_not_lost() {
+    for config in [in_memory(), json!({"profile": "development", "listen": "127.0.0.1:0"})] {
+        let service = Service::start(config).await;
+        let [released, cancelled, stranger] = [op(), op(), op()];
+        for op in [&released, &cancelled] {
+            decide(&service, op, json!({"concurrency": 2})).await;
+        }
+        let batch = json!({
+            "releases": [released], "cancels": [cancelled], "renewals": [released, stranger, cancelled]
+        });
+        for _ in 0..2 {
+            assert_eq!(settle(&service, batch.clone()).await, json!({"lost": [stranger]}));
+        }
+        let metrics = service.get("/metrics").await.body;
+        assert!(metrics.contains("portcullis_slot_lost_total 2\n"), "{metrics}");
+    }
+}
+
+/// A decision about one launch a minute of an org.
+async fn launch(service: &Service, op: &str) -> Value {
+    let gates = json!([{"gate": "launch_rate", "per_minute": 1, "burst": 1}]);
+    let subject = json!({"owner": "o", "org": "g"});
+    let changes = json!({"op": op, "gates": gates, "subject": subject, "limits": {}, "rules": "launch-gate"});
+    service.post("/v1/decide", &request(changes)).await.json()
+}
+
+#[tokio::test]
+async fn a_launch_is_taken_once_by_an_operation_and_free_again_when_that_is_cancelled() {
+    let service = Service::start(in_memory()).await;
+    let [first, second, third] = [op(), op(), op()];
+    for _ in 0..2 {
+        assert_eq!(launch(&service, &first).await["verdict"], "admit");
+    }
+    assert_eq!(launch(&service, &second).await["code"], "LAUNCH_RATE_LIMITED");
+    for _ in 0..2 {
+        settle(&service, json!({"cancels": [first]})).await;
+    }
+    assert_eq!(launch(&service, &second).await["verdict"], "admit");
+    assert_eq!(
+        launch(&service, &third).await["code"],
+        "LAUNCH_RATE_LIMITED",
+        "given back once"
+    );
+    settle(&service, json!({"releases": [second]})).await;
+    assert_eq!(launch(&service, &third).await["verdict"], "deny", "it was launched");
+}
+
+#[tokio::test]
+async fn a_launch_that_arrives_after_its_cancel_takes_nothing() {
+    let service = Service::start(in_memory()).await;
+    let late = op();
+    settle(&service, json!({"cancels": [late]})).await;
+    assert_eq!(launch(&service, &late).await["verdict"], "unavailable");
+    assert_eq!(launch(&service, &op()).await["verdict"], "admit");
+}

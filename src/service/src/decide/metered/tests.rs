@@ -22,6 +22,8 @@ use crate::metering::Meter;
 struct Moody {
     moods: Mutex<VecDeque<(u64, Option<StoreFault>)>>,
     failing_cancels: Mutex<u32>,
+    /// How long the next cancel takes.
+    cancel_takes_ms: Mutex<u64>,
     asked: Mutex<u32>,
     cancelled: Mutex<Vec<(OperationId, Cancel)>>,
     journaled: Mutex<Vec<Admission>>,
@@ -51,8 +53,12 @@ impl Meter for Moody {
             *failing -= 1;
             return Box::pin(ready(Err(StoreFault::Connection)));
         }
-        locked(&self.cancelled).extend(ops.iter().map(|op| (*op, why)));
-        Box::pin(ready(Ok(())))
+        let ms = std::mem::take(&mut *locked(&self.cancel_takes_ms));
+        Box::pin(async move {
+            sleep(Duration::from_millis(ms)).await;
+            locked(&self.cancelled).extend(ops.iter().map(|op| (*op, why)));
+            Ok(())
+        })
     }
 
     fn add_cost<'a>(&'a self, _: OperationId, _: &'a str, _: u64, _: Instant) -> Answer<'a, ()> {
@@ -194,6 +200,21 @@ async fn a_later_denial_gives_a_run_back_before_the_answer_or_as_soon_as_the_sto
         assert_eq!(locked(&moody.cancelled).len(), usize::from(failing == 0));
         assert_eq!(given_back(&decider, &moody).await, [(request.op, Cancel::GiveBack)]);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_is_not_lost_to_a_give_back_that_takes_longer_than_the_budget() {
+    let (decider, moody) = over(&[(60, None)]);
+    *locked(&moody.cancel_takes_ms) = 300;
+    let mut changes = gates(json!([
+        {"gate": "metering", "when_unavailable": "reject"}, {"gate": "contract", "when_unavailable": "reject"}
+    ]));
+    changes["limits"] = json!({"owner": {"requests": 0}});
+    changes["budget_ms"] = json!(80);
+    let (request, start) = (request(1, changes), Instant::now());
+    assert_eq!(verdict(&decider, &request).await["code"], "RATE_LIMITED");
+    assert_eq!(start.elapsed().as_millis(), 80);
+    assert_eq!(given_back(&decider, &moody).await, [(request.op, Cancel::GiveBack)]);
 }
 
 #[tokio::test(start_paused = true)]
