@@ -95,16 +95,15 @@ impl MeterPlan {
         })
     }
 
-    /// The denial by a figure of 0, which is known without the store; it cannot say when the month ends.
-    pub fn blocked(&self) -> Option<Denial> {
-        let (runs, cost) = (self.runs == Limit::Blocked, self.cost == Limit::Blocked);
-        if cost && (self.cost_first || !runs) {
-            Some(Denial::plain(Code::CostCapExceeded, Some(Gate::CostCap)))
-        } else if runs {
-            Some(Denial::plain(Code::RunQuotaExceeded, Some(Gate::MonthlyQuota)))
-        } else {
-            None
-        }
+    /// The denial by a figure of 0, which is known without the store; `month` is the caller's own.
+    pub fn blocked(&self, month: &Month) -> Option<Denial> {
+        // With nothing run and nothing spent, only a figure of 0 is used up.
+        self.denial(&MonthState {
+            runs: 0,
+            cost: 0,
+            ends_in_ms: month.ends_in_ms,
+            length_s: month.length_s,
+        })
     }
 }
 
@@ -284,14 +283,11 @@ mod tests {
 
     #[test]
     fn a_figure_of_zero_is_known_without_the_store() {
-        assert_eq!(
-            plan(Limit::Blocked, Limit::Unlimited).blocked().unwrap().code,
-            Code::RunQuotaExceeded
-        );
-        assert_eq!(
-            plan(Limit::of(1), Limit::Blocked).blocked().unwrap().code,
-            Code::CostCapExceeded
-        );
-        assert_eq!(plan(Limit::of(1), Limit::Unlimited).blocked(), None);
+        let denial = plan(Limit::Blocked, Limit::Unlimited).blocked(&MONTH).unwrap();
+        assert_eq!((denial.code, denial.retry_after_s), (Code::RunQuotaExceeded, Some(1)));
+        assert!(!denial.waiting_helps());
+        let denial = plan(Limit::of(1), Limit::Blocked).blocked(&MONTH).unwrap();
+        assert_eq!((denial.code, denial.retry_after_s), (Code::CostCapExceeded, Some(1)));
+        assert_eq!(plan(Limit::of(1), Limit::Unlimited).blocked(&MONTH), None);
     }
 }

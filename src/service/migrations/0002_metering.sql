@@ -1,7 +1,7 @@
 -- Metering: runs and cost per org and calendar month (UTC, by this server's clock), and the journal of unmetered runs.
 --
--- Locks are always taken in the same order (journal, operations, months; each in the order of its key), so that no two
--- of these functions can wait for each other.
+-- Locks are always taken in the same order (operations, journal, months; each in the order of its key), so that no two
+-- of these functions can wait for each other. Whoever has an operation's row decides about its run in all three.
 
 CREATE TABLE portcullis_months (
     org text NOT NULL,
@@ -119,15 +119,6 @@ DECLARE
     v_months date[];
     v_target text := CASE WHEN p_void THEN 'void' ELSE 'cancelled' END;
 BEGIN
-    IF p_void THEN
-        WITH gone AS (
-            DELETE FROM portcullis_unmetered u WHERE u.op IN (
-                SELECT t.op FROM portcullis_unmetered t WHERE t.op = ANY (p_ops) AND t.source = 'service'
-                ORDER BY t.op FOR UPDATE
-            ) RETURNING u.org, portcullis_month_of(u.at) AS month
-        )
-        SELECT array_agg(g.org), array_agg(g.month) INTO v_orgs, v_months FROM gone g;
-    END IF;
     INSERT INTO portcullis_operations (op, org, month, state)
         SELECT DISTINCT t.op, '', portcullis_month_of(clock_timestamp()), v_target FROM unnest(p_ops) AS t (op)
         ORDER BY t.op
@@ -140,8 +131,16 @@ BEGIN
         UPDATE portcullis_operations o SET state = v_target FROM was WHERE o.op = was.op
         RETURNING was.org, was.month, was.state
     )
-    SELECT v_orgs || array_agg(d.org), v_months || array_agg(d.month) INTO v_orgs, v_months
-        FROM done d WHERE d.state = 'recorded';
+    SELECT array_agg(d.org), array_agg(d.month) INTO v_orgs, v_months FROM done d WHERE d.state = 'recorded';
+    IF p_void THEN
+        WITH gone AS (
+            DELETE FROM portcullis_unmetered u WHERE u.op IN (
+                SELECT t.op FROM portcullis_unmetered t WHERE t.op = ANY (p_ops) AND t.source = 'service'
+                ORDER BY t.op FOR UPDATE
+            ) RETURNING u.org, portcullis_month_of(u.at) AS month
+        )
+        SELECT v_orgs || array_agg(g.org), v_months || array_agg(g.month) INTO v_orgs, v_months FROM gone g;
+    END IF;
     PERFORM portcullis_take_off(v_orgs, v_months);
 END
 $$;
@@ -175,6 +174,14 @@ DECLARE
     v_new uuid[];
     v_counted uuid[];
 BEGIN
+    -- First, and then locked: a cancel of the same operation comes wholly before this, and is seen below, or wholly after.
+    INSERT INTO portcullis_operations (op, org, month, state)
+        SELECT DISTINCT ON (t.op) t.op, t.org, portcullis_month_of(to_timestamp(t.at_ms / 1000.0)), 'cancelled'
+        FROM unnest(p_ops, p_orgs, p_at_ms, p_sources) AS t (op, org, at_ms, source)
+        ORDER BY t.op, t.source
+        ON CONFLICT (op) DO NOTHING;
+    PERFORM FROM portcullis_operations o WHERE o.op = ANY (p_ops) ORDER BY o.op FOR UPDATE;
+
     WITH entry AS (
         -- The same run, told by both: the filter knows for certain that it went on.
         SELECT DISTINCT ON (t.op) * FROM
@@ -192,14 +199,9 @@ BEGIN
     )
     SELECT coalesce(array_agg(p.op), '{}') INTO v_new FROM placed p WHERE p.is_new;
 
-    INSERT INTO portcullis_operations (op, org, month, state)
-        SELECT u.op, u.org, portcullis_month_of(u.at), 'cancelled' FROM portcullis_unmetered u WHERE u.op = ANY (v_new)
-        ORDER BY u.op
-        ON CONFLICT (op) DO NOTHING;
-    WITH was AS (
-        SELECT o.op FROM portcullis_operations o WHERE o.op = ANY (v_new) AND o.state = 'recorded' ORDER BY o.op FOR UPDATE
-    ), done AS (
-        UPDATE portcullis_operations o SET state = 'cancelled' FROM was WHERE o.op = was.op RETURNING o.op
+    WITH done AS (
+        UPDATE portcullis_operations o SET state = 'cancelled' WHERE o.op = ANY (v_new) AND o.state = 'recorded'
+        RETURNING o.op
     )
     SELECT coalesce(array_agg(d.op), '{}') INTO v_counted FROM done d;
 

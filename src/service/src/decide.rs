@@ -13,7 +13,6 @@ use portcullis_decision::charge::ChargePlan;
 use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::config::{Profile, ServiceConfig};
 use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step};
-use portcullis_decision::launch_rate::LaunchRate;
 use portcullis_decision::log_line::{Level, LogLine};
 use portcullis_decision::policy::PolicyView;
 use portcullis_decision::rules::Choice;
@@ -23,10 +22,12 @@ use tokio::time::Instant;
 
 use crate::flights::{Flights, Seat};
 use crate::give_back::{GiveBack, GiveBacks};
+use crate::launches::{Launch, Launches};
 use crate::limiter::Limiter;
 use crate::limiter::watched::WatchedLimiter;
 use crate::logs::Journal;
 use crate::metering::Meter;
+use crate::metering::memory::this_month;
 use crate::metering::watched::WatchedMeter;
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
@@ -39,6 +40,12 @@ mod told;
 
 /// What a budget has to leave beside one store operation, in milliseconds.
 const BUDGET_SLACK_MS: u64 = 20;
+
+/// The verdict of a decision that ended without one, or that was cancelled before it came.
+const NO_ANSWER: Verdict = Verdict::Unavailable(Unavailability {
+    dependency: Dependency::Limiter,
+    gate: None,
+});
 
 /// Decides requests.
 pub struct Decider {
@@ -58,7 +65,7 @@ pub struct Decider {
     pub(crate) give_back: GiveBacks,
     flights: Flights,
     allowances: Mutex<Allowances>,
-    launches: Mutex<LaunchRate>,
+    pub(crate) launches: Mutex<Launches>,
     epoch: Instant,
     short_budget_is_told: AtomicBool,
 }
@@ -169,15 +176,9 @@ impl Decider {
                 pilot.land(&answer, gave_back);
                 answer
             }
-            Seat::Passenger(passenger) => passenger.answer().await.unwrap_or_else(|| {
-                let unavailable = Unavailability {
-                    dependency: Dependency::Limiter,
-                    gate: None,
-                };
-                DecideAnswer {
-                    op: request.op,
-                    verdict: Verdict::Unavailable(unavailable),
-                }
+            Seat::Passenger(passenger) => passenger.answer().await.unwrap_or(DecideAnswer {
+                op: request.op,
+                verdict: NO_ANSWER,
             }),
         }
     }
@@ -206,13 +207,18 @@ impl Decider {
                 }
                 Step::Meter(plan) => {
                     let answer = self.meter_a_run(&plan, deadline, &mut gave_back).await;
-                    evaluation.metered(answer, &mut allow);
+                    evaluation.metered(answer, &this_month(), &mut allow);
                 }
                 Step::Launch { org, per_minute, burst } => {
-                    let now_ms = millis_since(self.epoch);
-                    evaluation.launched(locked(&self.launches).take(&org, per_minute, burst, now_ms));
+                    let launch = locked(&self.launches).take(request.op, &org, per_minute, burst);
+                    match launch {
+                        Launch::Taken => evaluation.launched(Ok(())),
+                        Launch::Denied(wait_ms) => evaluation.launched(Err(wait_ms)),
+                        // What the limiter has taken is given back by the same cancel.
+                        Launch::Cancelled => break NO_ANSWER,
+                    }
                 }
-                Step::GiveBack(taken) => gave_back |= self.give_back_taken(taken, deadline).await,
+                Step::GiveBack(taken) => gave_back |= self.give_back_taken(request.op, taken, deadline).await,
                 Step::Done(verdict) => break verdict,
             }
         };
@@ -253,7 +259,8 @@ impl Decider {
     /// configuration doesn't change while it runs.
     fn warn_of_a_short_budget(&self, request: &DecideRequest) {
         let least_ms = self.op_timeout_ms.saturating_add(BUDGET_SLACK_MS);
-        if request.budget_ms >= least_ms || self.short_budget_is_told.swap(true, Ordering::Relaxed) {
+        // A second attempt has what the first has left, which says nothing of a configuration.
+        if request.retry || request.budget_ms >= least_ms || self.short_budget_is_told.swap(true, Ordering::Relaxed) {
             return;
         }
         let message = format!(

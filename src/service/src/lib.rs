@@ -21,6 +21,7 @@ pub mod decide;
 pub mod flights;
 pub mod give_back;
 pub mod http;
+pub mod launches;
 pub mod limiter;
 pub mod logs;
 pub mod metering;

@@ -9,6 +9,7 @@ pub mod memory;
 pub mod redis;
 pub mod watched;
 
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +52,11 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Whether the store answers, and would take a charge.
     fn ping(&self, deadline: Instant) -> Answer<'_, ()>;
+
+    /// Whether the store says that it may drop counters to make room. One that does not tell does not say so.
+    fn may_evict(&self, _deadline: Instant) -> Answer<'_, bool> {
+        Box::pin(ready(Ok(false)))
+    }
 }
 
 /// Why a store gave no answer. Never carries the store's own words, which may hold an address or a password.
@@ -108,6 +114,17 @@ impl StoreFault {
     /// Whether the operation may have been carried out all the same: then it has to be given back.
     pub const fn may_have_happened(self) -> bool {
         matches!(self, Self::Timeout | Self::Connection | Self::NotSensible)
+    }
+
+    /// What an attempt that failed with this says together with an `earlier` one of the same operation: the earlier one may
+    /// have been carried out, whatever became of this one.
+    #[must_use]
+    pub const fn after(self, earlier: Self) -> Self {
+        if earlier.may_have_happened() && !self.may_have_happened() {
+            earlier
+        } else {
+            self
+        }
     }
 }
 

@@ -29,6 +29,15 @@ pub enum Cancel {
     Void,
 }
 
+/// Whether looking after the tables is over for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tended {
+    /// It is.
+    AllDone,
+    /// There was more than one look takes.
+    MoreToDo,
+}
+
 /// Records runs and cost. Every operation is idempotent by operation id.
 pub trait Meter: Send + Sync + 'static {
     /// The scheme of its address: all that may be shown.
@@ -52,8 +61,8 @@ pub trait Meter: Send + Sync + 'static {
     /// Whether the store answers, and would take a record.
     fn ping(&self, deadline: Instant) -> Answer<'_, ()>;
 
-    /// Brings its tables up to this version, and forgets operations that nobody asks about any more.
-    fn tend(&self) -> Answer<'_, ()>;
+    /// Brings its tables up to this version, and forgets operations that nobody asks about any more, some at a time.
+    fn tend(&self) -> Answer<'_, Tended>;
 }
 
 /// Why a meter could not be made of a configuration.

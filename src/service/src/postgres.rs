@@ -81,8 +81,9 @@ impl Postgres {
     ) -> Result<Vec<Row>, StoreFault> {
         match self.ask_once(statement, parameters, deadline).await {
             // A connection that has lain in the pool may have died there.
-            Err(StoreFault::Connection) if Instant::now() < deadline => {
-                self.ask_once(statement, parameters, deadline).await
+            Err(first @ StoreFault::Connection) if Instant::now() < deadline => {
+                let second = self.ask_once(statement, parameters, deadline).await;
+                second.map_err(|fault| fault.after(first))
             }
             answer => answer,
         }

@@ -3,11 +3,14 @@
 //! A batch that the limiter did not take is refused as a whole, and the filter sends it again: every entry is idempotent.
 //! The metering store can't hold a batch up: what it did not take is told to it later.
 
+use std::collections::HashSet;
+
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::wire::{SettleAnswer, SettleRequest};
 
 use crate::decide::Decider;
 use crate::limiter::StoreFault;
+use crate::locked;
 use crate::metering::Cancel;
 use crate::unmetered::Admission;
 
@@ -16,7 +19,11 @@ impl Decider {
     ///
     /// # Errors
     /// The store's; then parts of the batch may have been carried out.
-    pub async fn settle(&self, request: SettleRequest) -> Result<SettleAnswer, StoreFault> {
+    pub async fn settle(&self, mut request: SettleRequest) -> Result<SettleAnswer, StoreFault> {
+        // A stream that has just ended may have been due for renewal: its slot is given up, not lost.
+        let ended: HashSet<_> = request.releases.iter().chain(&request.cancels).collect();
+        request.renewals.retain(|op| !ended.contains(op));
+        locked(&self.launches).cancel(&request.cancels);
         // Before the filter's own word that a request did go on.
         self.void(&request.cancels).await;
         for unmetered in request.unmetered {

@@ -109,6 +109,7 @@ impl World {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_denial_that_is_freshly_known_outlives_every_store_and_a_stale_one_is_an_outage() {
     let (mut redis, mut postgres) = tokio::join!(Store::redis(), Postgres::start());
+    postgres.trust_everybody().await;
     apply(&postgres.url(), &policy());
     let (fresh, stale) = tokio::join!(
         World::start(&redis, &postgres, NEVER_STALE_MS),
@@ -175,6 +176,7 @@ async fn takes_effect(world: &World, busy: bool, call: &Call, refusal: Refusal, 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoked_model_a_suspended_org_and_a_lowered_cap_take_effect_within_the_staleness() {
     let (redis, postgres) = tokio::join!(Store::redis(), Postgres::start());
+    postgres.trust_everybody().await;
     let url = postgres.url();
     apply(&url, &policy());
     let mut config = over_redis(&redis.url());
@@ -218,6 +220,7 @@ async fn a_revoked_model_a_suspended_org_and_a_lowered_cap_take_effect_within_th
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_requests_at_once_against_ten_remaining_runs_admit_ten() {
     let (redis, postgres) = tokio::join!(Store::redis(), Postgres::start());
+    postgres.trust_everybody().await;
     let mut few = policy();
     few["plans"]["team"]["monthly_runs"] = json!(12);
     apply(&postgres.url(), &few);
@@ -244,6 +247,7 @@ async fn a_hundred_requests_at_once_against_ten_remaining_runs_admit_ten() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bounded_choice_for_metering_closes_after_so_many_and_gives_back_what_the_contract_took() {
     let (redis, mut postgres) = tokio::join!(Store::redis(), Postgres::start());
+    postgres.trust_everybody().await;
     let mut config = over_redis(&redis.url());
     config["metering"] = json!({"url": postgres.url()});
     let service = Service::start(config).await;
@@ -289,7 +293,7 @@ async fn a_bounded_choice_for_metering_closes_after_so_many_and_gives_back_what_
         .await;
     let mut counted = 0;
     until("what the closed ones took to be given back", DEADLINE, async || {
-        counted = redis.number(&["GET", "portcullis:{owner:o}:requests"]).await;
+        counted = redis.number(&["GET", "portcullis:{owner:o}:requests:60"]).await;
         eprintln!("DEBUG {counted}");
         (counted == 4).then_some(())
     })

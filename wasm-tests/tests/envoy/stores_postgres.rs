@@ -211,6 +211,7 @@ struct World {
 impl World {
     async fn start() -> Self {
         let (redis, postgres) = tokio::join!(Store::redis(), Postgres::start());
+        postgres.trust_everybody().await;
         apply(&postgres.url(), &policy());
         let guest =
             format!("CREATE USER guest PASSWORD '{PASSWORD}'; GRANT pg_read_all_data, pg_write_all_data TO guest");

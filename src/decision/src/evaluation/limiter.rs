@@ -6,7 +6,7 @@ use crate::class::{Code, Dependency};
 use crate::limits::{Limit, ScopeLimits};
 use crate::policy::Plan;
 use crate::rules::{Gate, GateRule};
-use crate::verdict::Verdict;
+use crate::verdict::{Unavailability, Verdict};
 
 impl Evaluation<'_> {
     /// Adjacent limiter gates, as one plan.
@@ -90,14 +90,20 @@ impl Evaluation<'_> {
                     None => self.limiter_unavailable(&plan, group, allow),
                 }
             }
-            // Charged nothing, and as a rule nobody waits for the answer any more: that is no answer.
-            LimiterAnswer::Charged(Charged::Cancelled) => self.limiter_unavailable(&plan, group, allow),
+            LimiterAnswer::Charged(Charged::Cancelled) => self.cancelled(Dependency::Limiter),
             LimiterAnswer::NoLimiter => match plan.blocked_gate().and_then(|gate| plan.blocked_denial(gate)) {
                 Some(denial) => self.verdict = Some(Verdict::Deny(denial)),
                 None => self.admission.unenforced = true,
             },
             LimiterAnswer::Unavailable => self.limiter_unavailable(&plan, group, allow),
         }
+    }
+
+    /// The operation was cancelled before: nothing was taken and nobody waits, so nothing is opened, counted or journaled
+    /// for it either, whatever the rules say.
+    pub(super) fn cancelled(&mut self, dependency: Dependency) {
+        let gate = None;
+        self.verdict = Some(Verdict::Unavailable(Unavailability { dependency, gate }));
     }
 
     pub(super) fn limiter_unavailable(&mut self, plan: &ChargePlan, group: &[GateRule], allow: &mut Allow<'_>) {

@@ -3,7 +3,7 @@
 use super::{Allow, Asked, Evaluation};
 use crate::class::Dependency;
 use crate::limits::Limit;
-use crate::metering::{MeterPlan, Metered};
+use crate::metering::{MeterPlan, Metered, Month};
 use crate::rules::{Gate, GateRule};
 use crate::verdict::Verdict;
 
@@ -49,8 +49,9 @@ impl Evaluation<'_> {
         }
     }
 
-    /// Reports the answer to [`Step::Meter`]; `None` if the store did not answer in time, or not sensibly.
-    pub fn metered(&mut self, answer: Option<Metered>, allow: &mut Allow<'_>) {
+    /// Reports the answer to [`Step::Meter`]; `None` if the store did not answer in time, or not sensibly. `month` is
+    /// the driver's own, for what is known without the store.
+    pub fn metered(&mut self, answer: Option<Metered>, month: &Month, allow: &mut Allow<'_>) {
         let Some(Asked::Meter(plan)) = self.asked.take() else {
             return;
         };
@@ -60,14 +61,21 @@ impl Evaluation<'_> {
             Some(Metered::Granted) => self.taken.metering = Some(self.request.op).filter(|_| plan.records),
             Some(Metered::Denied(state)) => match plan.denial(&state) {
                 Some(denial) => self.verdict = Some(Verdict::Deny(denial)),
-                None => self.metering_unavailable(&plan, group, allow),
+                None => self.metering_unavailable(&plan, group, month, allow),
             },
-            Some(Metered::Cancelled) | None => self.metering_unavailable(&plan, group, allow),
+            Some(Metered::Cancelled) => self.cancelled(Dependency::Metering),
+            None => self.metering_unavailable(&plan, group, month, allow),
         }
     }
 
-    pub(super) fn metering_unavailable(&mut self, plan: &MeterPlan, group: &[GateRule], allow: &mut Allow<'_>) {
-        if let Some(denial) = plan.blocked() {
+    pub(super) fn metering_unavailable(
+        &mut self,
+        plan: &MeterPlan,
+        group: &[GateRule],
+        month: &Month,
+        allow: &mut Allow<'_>,
+    ) {
+        if let Some(denial) = plan.blocked(month) {
             self.verdict = Some(Verdict::Deny(denial));
             return;
         }

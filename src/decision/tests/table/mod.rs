@@ -191,7 +191,7 @@ impl Service {
                 }
                 Step::Meter(plan) => {
                     let answer = self.meter.as_mut().map(|meter| meter.record(&MONTH, &plan));
-                    evaluation.metered(answer, &mut allow);
+                    evaluation.metered(answer, &MONTH, &mut allow);
                 }
                 Step::GiveBack(taken) => {
                     taken.limiter.into_iter().for_each(|op| self.ledger.cancel(0, op));

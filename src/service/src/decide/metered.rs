@@ -3,6 +3,7 @@
 use portcullis_decision::class::Dependency;
 use portcullis_decision::evaluation::Taken;
 use portcullis_decision::metering::{MeterPlan, Metered};
+use portcullis_decision::operation::OperationId;
 use portcullis_decision::verdict::Verdict;
 use portcullis_decision::wire::DecideRequest;
 use tokio::time::Instant;
@@ -42,16 +43,20 @@ impl Decider {
     }
 
     /// Gives back what earlier gates took: at once while there is time, so that who is told of a denial finds nothing
-    /// charged by it; else, or if that fails, later. Returns whether a store has to hear of it.
-    pub(super) async fn give_back_taken(&self, taken: Taken, deadline: Instant) -> bool {
-        if let Some((org, per_minute)) = taken.launch {
-            locked(&self.launches).give_back(&org, per_minute);
+    /// charged by it; else, or if that fails or takes longer, later: a verdict after the budget is lost to who asked.
+    /// Returns whether a store has to hear of it.
+    pub(super) async fn give_back_taken(&self, op: OperationId, taken: Taken, deadline: Instant) -> bool {
+        if taken.launch.is_some() {
+            locked(&self.launches).give_back(op);
+        }
+        for class in taken.allowances {
+            locked(&self.allowances).give_back(class);
         }
         let has_time = Instant::now() < deadline;
         let limiter = async {
             let Some(op) = taken.limiter else { return };
             let now_told = match &self.limiter {
-                Some(limiter) if has_time => limiter.cancel(&[op]).await.is_ok(),
+                Some(limiter) if has_time => limiter.cancel_by(&[op], deadline).await.is_ok(),
                 _ => false,
             };
             if !now_told {
@@ -61,7 +66,7 @@ impl Decider {
         let metering = async {
             let Some(op) = taken.metering else { return };
             let now_told = match &self.meter {
-                Some(meter) if has_time => meter.cancel(&[op], Cancel::GiveBack).await.is_ok(),
+                Some(meter) if has_time => meter.cancel_by(&[op], Cancel::GiveBack, deadline).await.is_ok(),
                 _ => false,
             };
             if !now_told {

@@ -248,6 +248,17 @@ async fn an_emergency_allowance_opens_so_often_a_minute_and_then_closes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_allowance_that_a_later_gate_made_useless_is_given_back() {
+    let (decider, _) = over(&[Mood::Fail(StoreFault::ReadOnly); 3]);
+    let contract = json!({"gate": "contract", "when_unavailable": {"admit": {"max_per_minute": 1}}});
+    let refused = json!({"gates": [contract, {"gate": "metering", "when_unavailable": "reject"}]});
+    assert_eq!(verdict(&decider, &request(1, refused)).await["dependency"], "metering");
+    let gates = json!({"gates": [contract]});
+    assert_eq!(verdict(&decider, &request(2, gates.clone())).await, bypassed());
+    assert_eq!(verdict(&decider, &request(3, gates)).await, unavailable());
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiting_as_long_as_told_is_enough() {
     let decider = decider(Some(Arc::new(MemoryLimiter::default())));
     for op in 1..=3 {

@@ -120,9 +120,8 @@ impl RedisLimiter {
                     Err(fault) => fault,
                 },
             };
-            // The one that was lost may have been carried out, whatever became of the second.
-            return Err(if lost > 0 && !fault.may_have_happened() {
-                StoreFault::Connection
+            return Err(if lost > 0 {
+                fault.after(StoreFault::Connection)
             } else {
                 fault
             });
@@ -277,6 +276,19 @@ impl Limiter for RedisLimiter {
                     .unwrap_or(StoreFault::CircuitOpen)),
                 Err(fault) => Err(fault),
             }
+        })
+    }
+
+    fn may_evict(&self, deadline: Instant) -> Answer<'_, bool> {
+        Box::pin(async move {
+            let (_, link) = self.choose(deadline).await.ok_or(StoreFault::CircuitOpen)?;
+            let settings = link.settings(&["maxmemory", "maxmemory-policy"], deadline).await?;
+            let is_bounded = settings.get("maxmemory").is_some_and(|bytes| bytes != "0");
+            // Every other policy may drop our keys, since all of them have a time to live.
+            let drops = settings
+                .get("maxmemory-policy")
+                .is_some_and(|policy| policy != "noeviction");
+            Ok(is_bounded && drops)
         })
     }
 }

@@ -2,6 +2,7 @@
 //! logged. What a failure means for a request is not decided here.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use portcullis_decision::charge::{ChargePlan, Charged};
@@ -23,6 +24,7 @@ pub struct WatchedLimiter {
     slot_ttl: Duration,
     metrics: Arc<Metrics>,
     journal: Arc<Journal>,
+    eviction_is_asked: Arc<AtomicBool>,
 }
 
 impl WatchedLimiter {
@@ -40,6 +42,7 @@ impl WatchedLimiter {
             slot_ttl,
             metrics,
             journal,
+            eviction_is_asked: Arc::default(),
         }
     }
 
@@ -57,7 +60,15 @@ impl WatchedLimiter {
     /// # Errors
     /// The store's.
     pub async fn cancel(&self, ops: &[OperationId]) -> Result<(), StoreFault> {
-        let until = self.deadline();
+        self.cancel_by(ops, self.deadline()).await
+    }
+
+    /// The same; ends at `deadline` at the latest.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn cancel_by(&self, ops: &[OperationId], deadline: Instant) -> Result<(), StoreFault> {
+        let until = deadline.min(self.deadline());
         self.watch(until, self.limiter.cancel(ops, until)).await
     }
 
@@ -79,13 +90,31 @@ impl WatchedLimiter {
         self.watch(until, self.limiter.renew(ops, self.slot_ttl, until)).await
     }
 
-    /// See [`Limiter::ping`].
+    /// See [`Limiter::ping`]. The first time that the store answers it is also asked whether it may drop counters.
     ///
     /// # Errors
     /// The store's.
     pub async fn ping(&self) -> Result<(), StoreFault> {
         let until = self.deadline();
-        self.watch(until, self.limiter.ping(until)).await
+        self.watch(until, self.limiter.ping(until)).await?;
+        self.warn_of_eviction().await;
+        Ok(())
+    }
+
+    /// Asks until there is an answer, and says it once. Not watched: a store that gives none does all that it is for.
+    async fn warn_of_eviction(&self) {
+        if self.eviction_is_asked.load(Ordering::Relaxed) {
+            return;
+        }
+        let until = self.deadline();
+        let answer = timeout_at(until, self.limiter.may_evict(until)).await;
+        let Ok(Ok(may_evict)) = answer else { return };
+        if !self.eviction_is_asked.swap(true, Ordering::Relaxed) && may_evict {
+            let message = "the limiter's store may drop counters when its memory is full, and a dropped counter is a limit \
+                           that starts anew: set its maxmemory-policy to noeviction";
+            self.journal
+                .write(None, LogLine::new(Level::Warn, "eviction_possible", message));
+        }
     }
 
     fn deadline(&self) -> Instant {

@@ -9,7 +9,7 @@ use portcullis_decision::metering::{MeterLedger, MeterPlan, Metered, Month};
 use portcullis_decision::operation::OperationId;
 use tokio::time::Instant;
 
-use super::{Cancel, Meter};
+use super::{Cancel, Meter, Tended};
 use crate::limiter::Answer;
 use crate::locked;
 use crate::unmetered::Admission;
@@ -28,7 +28,7 @@ pub struct MemoryMeter {
 impl MemoryMeter {
     /// Runs `step` on the ledger in the present month. The lock is held for microseconds.
     fn at_once<T: Send + 'static>(&self, step: impl FnOnce(&mut MeterLedger, &Month) -> T) -> Answer<'_, T> {
-        let answer = step(&mut locked(&self.ledger), &month_at(unix_ms()));
+        let answer = step(&mut locked(&self.ledger), &this_month());
         Box::pin(ready(Ok(answer)))
     }
 }
@@ -72,8 +72,8 @@ impl Meter for MemoryMeter {
         Box::pin(ready(Ok(())))
     }
 
-    fn tend(&self) -> Answer<'_, ()> {
-        Box::pin(ready(Ok(())))
+    fn tend(&self) -> Answer<'_, Tended> {
+        Box::pin(ready(Ok(Tended::AllDone)))
     }
 }
 
@@ -81,6 +81,11 @@ impl Meter for MemoryMeter {
 pub(crate) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The month by this process's clock.
+pub(crate) fn this_month() -> Month {
+    month_at(unix_ms())
 }
 
 /// The month of a time, in UTC (Hinnant's `civil_from_days`, in years that begin in March, so that the odd day is last).

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::{Cancel, Meter};
+use super::{Cancel, Meter, Tended};
 use crate::after;
 use crate::limiter::{Answer, StoreFault};
 use crate::postgres::{AddressFault, Parameter, Postgres, column};
@@ -25,8 +25,11 @@ const CANCEL: &str = "SELECT portcullis_cancel($1::text[]::uuid[], $2)";
 const ADD_COST: &str = "SELECT portcullis_add_cost($1::text::uuid, $2, $3)";
 const JOURNAL: &str = "SELECT portcullis_journal($1::text[]::uuid[], $2, $3, $4, $5, $6, $7)";
 /// Operations are remembered for a day: longer than anybody asks again or gives back.
-const FORGET: &str = "DELETE FROM portcullis_operations WHERE op IN (SELECT op FROM portcullis_operations \
-    WHERE created_at < clock_timestamp() - interval '1 day' LIMIT 10000 FOR UPDATE SKIP LOCKED)";
+const FORGET: &str = "WITH gone AS (DELETE FROM portcullis_operations WHERE op IN (SELECT op FROM portcullis_operations \
+    WHERE created_at < clock_timestamp() - interval '1 day' LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING op) \
+    SELECT count(*) FROM gone";
+/// Operations that are forgotten in one statement, so that none is long.
+const FORGET_BATCH: i64 = 10_000;
 /// For what nobody waits for.
 const UNHURRIED: Duration = Duration::from_secs(10);
 
@@ -155,13 +158,17 @@ impl Meter for PostgresMeter {
         Box::pin(self.database.ping(deadline))
     }
 
-    fn tend(&self) -> Answer<'_, ()> {
+    fn tend(&self) -> Answer<'_, Tended> {
         Box::pin(async move {
             self.database.migrate().await?;
-            self.database
-                .ask(FORGET, &[], after(Instant::now(), UNHURRIED))
-                .await
-                .map(drop)
+            let (limit, deadline) = ([(&FORGET_BATCH as _, Type::INT8)], after(Instant::now(), UNHURRIED));
+            let rows = self.database.ask(FORGET, &limit, deadline).await?;
+            let gone: i64 = column(rows.first().ok_or(StoreFault::NotSensible)?, 0)?;
+            Ok(if gone < FORGET_BATCH {
+                Tended::AllDone
+            } else {
+                Tended::MoreToDo
+            })
         })
     }
 }

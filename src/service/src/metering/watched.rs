@@ -10,7 +10,7 @@ use portcullis_decision::metering::{MeterPlan, Metered};
 use portcullis_decision::operation::OperationId;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{Cancel, Meter};
+use super::{Cancel, Meter, Tended};
 use crate::after;
 use crate::limiter::{Answer, StoreFault};
 use crate::logs::Journal;
@@ -25,6 +25,8 @@ const TEND_TIMEOUT: Duration = Duration::from_secs(30);
 const TEND_INTERVAL: Duration = Duration::from_secs(60);
 /// Until the next look, when the last one failed.
 const TEND_AGAIN: Duration = Duration::from_secs(1);
+/// Until the next look, when the last one left something to do: others want the database too.
+const TEND_ON: Duration = Duration::from_millis(100);
 
 /// A metering store with its watch.
 #[derive(Clone)]
@@ -65,7 +67,15 @@ impl WatchedMeter {
     /// # Errors
     /// The store's.
     pub async fn cancel(&self, ops: &[OperationId], why: Cancel) -> Result<(), StoreFault> {
-        let until = self.deadline();
+        self.cancel_by(ops, why, self.deadline()).await
+    }
+
+    /// The same; ends at `deadline` at the latest.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn cancel_by(&self, ops: &[OperationId], why: Cancel, deadline: Instant) -> Result<(), StoreFault> {
+        let until = deadline.min(self.deadline());
         self.watch(until, self.meter.cancel(ops, why, until)).await
     }
 
@@ -102,7 +112,12 @@ impl WatchedMeter {
         loop {
             let until = after(Instant::now(), TEND_TIMEOUT);
             let tended = self.watch(until, self.meter.tend()).await;
-            sleep(if tended.is_ok() { TEND_INTERVAL } else { TEND_AGAIN }).await;
+            let pause = match tended {
+                Ok(Tended::AllDone) => TEND_INTERVAL,
+                Ok(Tended::MoreToDo) => TEND_ON,
+                Err(_) => TEND_AGAIN,
+            };
+            sleep(pause).await;
         }
     }
 

@@ -10,7 +10,6 @@
 )]
 
 #[path = "../stores/postgres.rs"]
-#[allow(dead_code, reason = "every test binary uses a part of it")]
 mod postgres;
 #[path = "../service/process.rs"]
 #[allow(dead_code, reason = "every test binary uses a part of it")]

@@ -12,8 +12,8 @@ use tokio_postgres::{Client, NoTls};
 use crate::billing::runs;
 use crate::postgres::{PASSWORD, Postgres};
 use crate::proxy::Proxy;
-use crate::stores::eventually;
 use crate::store::{admission, now_ms, op, open, plan, soon};
+use crate::stores::eventually;
 
 /// A connection whose transaction stays open as long as the test wants.
 async fn connect(server: &Postgres) -> Client {

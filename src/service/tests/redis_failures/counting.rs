@@ -25,7 +25,10 @@ pub(crate) fn id(n: u32) -> OperationId {
 }
 
 pub(crate) fn entry(resource: Resource, limit: u64, cost: u64) -> ChargeEntry {
-    let key = key(Scope::Owner, resource, &["o"]);
+    let mut key = key(Scope::Owner, resource, &["o"]);
+    if resource != Resource::Concurrency {
+        key.push_str(":60");
+    }
     ChargeEntry {
         gate: Gate::Contract,
         scope: Scope::Owner,

@@ -58,9 +58,22 @@ async fn nothing_is_said_of_a_store_that_keeps_all_or_does_not_tell() {
     let arguments = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
     let store = Store::start("redis-server", &arguments).await;
     store
-        .run(&["ACL", "SETUSER", "narrow", "on", ">secret", "~portcullis:*", "+@all", "-config"])
+        .run(&[
+            "ACL",
+            "SETUSER",
+            "narrow",
+            "on",
+            ">secret",
+            "~portcullis:*",
+            "+@all",
+            "-config",
+        ])
         .await;
-    let unknown = Store::start("redis-server", &[&arguments[..], &["--rename-command", "CONFIG", ""]].concat()).await;
+    let unknown = Store::start(
+        "redis-server",
+        &[&arguments[..], &["--rename-command", "CONFIG", ""]].concat(),
+    )
+    .await;
     for url in [format!("redis://narrow:secret@127.0.0.1:{}", store.port), unknown.url()] {
         let service = ready_over(&url).await;
         assert!(!service.log().contains("dependency_error"), "{}", service.log());

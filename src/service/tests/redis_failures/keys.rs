@@ -52,7 +52,7 @@ async fn every_key_has_a_time_to_live_after_every_operation() {
     limiter.cancel(&[id(0), id(9)], within(1_000)).await.unwrap();
     every_key_lives_for_a_time(&store).await;
     assert_eq!(store.number(&["ZCARD", SLOTS]).await, 1);
-    assert_eq!(store.number(&["GET", "portcullis:{owner:o}:tokens"]).await, 0);
+    assert_eq!(store.number(&["GET", "portcullis:{owner:o}:tokens:60"]).await, 0);
 }
 
 #[tokio::test]

@@ -42,9 +42,12 @@ async fn a_decision_that_arrives_after_its_cancel_charges_nothing() {
     let service = Service::start(in_memory()).await;
     let late = op();
     settle(&service, json!({"cancels": [late]})).await;
+    let closed = json!([{"gate": "contract", "when_unavailable": "reject"}]);
+    let asked = request(json!({"op": late, "gates": closed, "limits": {"owner": {"requests": 1}}}));
+    let answer = service.post("/v1/decide", &asked).await.json();
     assert_eq!(
-        decide(&service, &late, json!({"requests": 1})).await["verdict"],
-        "unavailable"
+        (&answer["verdict"], &answer["dependency"]),
+        (&json!("unavailable"), &json!("limiter"))
     );
     assert_eq!(
         decide(&service, &op(), json!({"requests": 1})).await["verdict"],

@@ -99,8 +99,11 @@ impl Store {
     async fn answers(&mut self) -> bool {
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
-            if self.try_run(&["PING"]).await.is_some() {
-                return true;
+            if let Some(said) = self.try_run(&["INFO", "server"]).await {
+                // Whoever took the port in between may be a server of another test.
+                let said: String = redis::from_redis_value(said).unwrap();
+                let own = format!("process_id:{}", self.child.id());
+                return said.lines().any(|line| line == own);
             }
             if self.child.try_wait().unwrap().is_some() {
                 return false;

@@ -15,7 +15,7 @@ use super::*;
 use crate::decide::tests::request;
 use crate::limiter::memory::MemoryLimiter;
 use crate::limiter::{Answer, StoreFault};
-use crate::metering::Meter;
+use crate::metering::{Meter, Tended};
 
 /// Takes its next records this long, then fails them with this fault or grants them; then it grants at once.
 #[derive(Default)]
@@ -74,8 +74,8 @@ impl Meter for Moody {
         Box::pin(ready(Ok(())))
     }
 
-    fn tend(&self) -> Answer<'_, ()> {
-        Box::pin(ready(Ok(())))
+    fn tend(&self) -> Answer<'_, Tended> {
+        Box::pin(ready(Ok(Tended::AllDone)))
     }
 }
 

@@ -3,6 +3,7 @@
 //! It knows how to run a script on a server that has forgotten it, or that forbids running one by its name. It doesn't
 //! know when to give up on itself: see `lane`.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
@@ -49,6 +50,25 @@ impl Link {
             return Err((StoreFault::Connection, Then::Redial));
         };
         timeout_at(deadline, self.exchange(calls)).await.map_err(late)?
+    }
+
+    /// The server's settings of these names. Empty where the command is forbidden or gone, as on many hosted servers.
+    ///
+    /// # Errors
+    /// No answer.
+    pub(super) async fn settings(
+        &self,
+        names: &[&str],
+        deadline: Instant,
+    ) -> Result<HashMap<String, String>, StoreFault> {
+        let mut message = redis::pipe();
+        message.cmd("CONFIG").arg("GET").arg(names);
+        let mut connection = self.connection.clone();
+        let answers = timeout_at(deadline, connection.send_packed_commands(&message, 0, 1)).await;
+        let answers = answers.map_err(|_| StoreFault::Timeout)?;
+        let answers = answers.map_err(|error| fault::of_transport(&error))?;
+        let settings = answers.into_iter().next().map(redis::from_redis_value);
+        Ok(settings.and_then(Result::ok).unwrap_or_default())
     }
 
     async fn exchange(&self, calls: &[Call]) -> Result<Vec<Answer>, Refusal> {
