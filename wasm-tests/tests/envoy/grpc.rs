@@ -103,3 +103,29 @@ async fn a_type_that_only_begins_alike_is_no_grpc() {
     }
     assert_eq!(world.upstream.hits(), 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grpc_web_which_envoy_takes_for_plain_http_gets_its_status_too() {
+    let mut world = world("contract-limits", Value::Null).await;
+    let envelope = Envelope::owner("o").requests("owner", 0);
+    for kind in [
+        "application/grpc-web",
+        "application/grpc-web+proto",
+        "application/grpc-web-text",
+    ] {
+        let call = Call::post("/pkg.Service/Call", "\0\0\0\0\0")
+            .header("content-type", kind)
+            .envelope(&envelope);
+        let denied = world.gateway.call(&call).await;
+        assert_eq!((denied.status, denied.text().as_str()), (200, ""), "{denied:?}");
+        assert_eq!(denied.header("grpc-status"), Some("8"), "{denied:?}");
+        assert_eq!(denied.header("content-type"), Some(kind), "{denied:?}");
+        assert_eq!(
+            denied.header("x-portcullis-class"),
+            Some("quota_exhausted"),
+            "{denied:?}"
+        );
+    }
+    assert_eq!(world.upstream.hits(), 0);
+    world.gateway.assert_sound();
+}

@@ -291,11 +291,8 @@ async fn a_bounded_choice_for_metering_closes_after_so_many_and_gives_back_what_
     gateway
         .await_metric("portcullis_rejected_metering_unavailable", 5)
         .await;
-    let mut counted = 0;
     until("what the closed ones took to be given back", DEADLINE, async || {
-        counted = redis.number(&["GET", "portcullis:{owner:o}:requests:60"]).await;
-        eprintln!("DEBUG {counted}");
-        (counted == 4).then_some(())
+        (redis.number(&["GET", "portcullis:{owner:o}:requests:60"]).await == 4).then_some(())
     })
     .await;
     postgres.restart().await;
