@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::process::Service;
 use crate::proxy::Proxy;
-use crate::stores::{PATIENCE, Store, eventually};
+use crate::stores::{PATIENCE, Store, eventually, sockets_to};
 use crate::wire::{Answer, request};
 use std::sync::atomic::Ordering;
 
@@ -22,7 +22,7 @@ const SLOW: &str = "0.05";
 const RECOVERY: Duration = Duration::from_secs(5);
 /// Two connections, and as many that are being replaced.
 const MOST_SOCKETS: usize = 4;
-/// Beside those, sockets whose other end has gone and that a proxy or the kernel has not cleared away yet.
+/// Beside those, sockets whose other end has gone and that the kernel has not cleared away yet.
 const MOST_WITH_REMAINS: usize = 2 * MOST_SOCKETS;
 
 /// The service over a store at this address.
@@ -84,22 +84,22 @@ async fn follows_the_rules(service: &Service) -> bool {
     counted && bypassed.is_none()
 }
 
-/// Never more than a few sockets, and without remains at once no more than the service holds.
-async fn sockets_are_bounded(store: &Store) {
-    let now = store.sockets();
+/// Never more than a few sockets to what the service dials, and without remains no more than it holds.
+async fn sockets_are_bounded(port: u16) {
+    let now = sockets_to(port);
     assert!(now <= MOST_WITH_REMAINS, "{now} sockets");
     eventually("a bounded number of sockets", async || {
-        (store.sockets() <= MOST_SOCKETS).then_some(())
+        (sockets_to(port) <= MOST_SOCKETS).then_some(())
     })
     .await;
 }
 
 /// Answers while the store is out: none counts, hardly any waits, and connections don't pile up.
-async fn costs_no_timeouts(service: &Service, store: &Store) {
+async fn costs_no_timeouts(service: &Service, port: u16) {
     let before = slow_operations(service).await;
     for _ in 0..20 {
         assert!(!follows_the_rules(service).await, "counted during the outage");
-        sockets_are_bounded(store).await;
+        sockets_are_bounded(port).await;
     }
     let slow = slow_operations(service).await - before;
     assert!(
@@ -208,7 +208,7 @@ async fn rides_out(outage: Outage) {
     for _ in 0..3 {
         follows_the_rules(&service).await;
     }
-    costs_no_timeouts(&service, &store).await;
+    costs_no_timeouts(&service, store.port).await;
     eventually("not ready", async || {
         (service.get("/ready").await.status == 503).then_some(())
     })
@@ -226,7 +226,7 @@ async fn rides_out(outage: Outage) {
         (service.get("/ready").await.status == 200).then_some(())
     })
     .await;
-    sockets_are_bounded(&store).await;
+    sockets_are_bounded(store.port).await;
 }
 
 #[tokio::test]
@@ -277,7 +277,7 @@ async fn a_store_a_minute_late_follows_the_rules_and_counts_again_when_it_is_on_
     for _ in 0..3 {
         follows_the_rules(&service).await;
     }
-    costs_no_timeouts(&service, &store).await;
+    costs_no_timeouts(&service, proxy.port).await;
     proxy.mood.delay_ms.store(0, Ordering::SeqCst);
     recovers(&service).await;
 }
@@ -290,7 +290,7 @@ async fn a_flapping_store_never_makes_a_wrong_answer_and_sockets_stay_bounded() 
         let end = Instant::now() + Duration::from_millis(30 * (round + 1));
         while Instant::now() < end {
             follows_the_rules(&service).await;
-            sockets_are_bounded(&store).await;
+            sockets_are_bounded(store.port).await;
         }
         if round % 2 == 0 {
             store.kill();

@@ -38,6 +38,18 @@ pub(crate) fn free_port() -> u16 {
         .port()
 }
 
+/// Sockets of living processes that are connected to a port or about to be. The tester's own come and go.
+pub(crate) fn sockets_to(port: u16) -> usize {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let port = format!(":{port:04X}");
+    let counts = |line: &&str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        // Remote address; established or opening; an inode, which a socket that nobody holds has not.
+        fields[2].ends_with(&port) && matches!(fields[3], "01" | "02") && fields[9] != "0"
+    };
+    table.lines().skip(1).filter(counts).count()
+}
+
 /// Whether a program can be started.
 pub(crate) fn is_installed(program: &str) -> bool {
     Command::new(program)
@@ -151,16 +163,9 @@ impl Store {
         redis::from_redis_value(self.run(&["KEYS", "*"]).await).unwrap()
     }
 
-    /// Sockets of living processes that are connected to it or about to be. The tester's own come and go.
+    /// Sockets that are connected to it or about to be.
     pub(crate) fn sockets(&self) -> usize {
-        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-        let to_us = format!(":{:04X}", self.port);
-        let is_ours = |line: &&str| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            // Remote address; established or opening; an inode, which a socket that nobody holds has not.
-            fields[2].ends_with(&to_us) && matches!(fields[3], "01" | "02") && fields[9] != "0"
-        };
-        table.lines().skip(1).filter(is_ours).count()
+        sockets_to(self.port)
     }
 
     /// Stops the process in its tracks: sockets stay open, nothing is answered.
