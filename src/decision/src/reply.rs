@@ -139,7 +139,8 @@ impl Refusal {
                     status: 200,
                     grpc: None,
                     headers,
-                    body: Vec::new(),
+                    // Also as a frame: without a body a host drops the content type, and clients read the frame first.
+                    body: web_trailers(content_type, code),
                 };
             }
             None => {}
@@ -162,6 +163,43 @@ impl Refusal {
             body: serde_json::to_vec(&body).unwrap_or_default(),
         }
     }
+}
+
+/// The trailers of a gRPC-Web answer: a frame with the flag 0x80 and a length of four bytes, big-endian; in base64
+/// (RFC 4648) for the `-text` form.
+fn web_trailers(content_type: &str, code: Code) -> Vec<u8> {
+    let text = alloc::format!(
+        "grpc-status: {}\r\ngrpc-message: {}\r\n",
+        code.grpc_status(),
+        code.message()
+    );
+    let mut frame = alloc::vec![0x80];
+    frame.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_be_bytes());
+    frame.extend_from_slice(text.as_bytes());
+    if content_type.starts_with("application/grpc-web-text") {
+        base64(&frame)
+    } else {
+        frame
+    }
+}
+
+fn base64(bytes: &[u8]) -> Vec<u8> {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = Vec::with_capacity(bytes.len().saturating_mul(2));
+    for chunk in bytes.chunks(3) {
+        let at = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
+        let group = (at(0) << 16) | (at(1) << 8) | at(2);
+        for (digit, shift) in [18, 12, 6, 0].into_iter().enumerate() {
+            let index = usize::try_from((group >> shift) & 63).unwrap_or(0);
+            let filled = digit <= chunk.len();
+            text.push(if filled {
+                ALPHABET.get(index).copied().unwrap_or(b'=')
+            } else {
+                b'='
+            });
+        }
+    }
+    text
 }
 
 #[derive(Serialize)]
@@ -335,12 +373,24 @@ mod tests {
     #[test]
     fn what_hosts_do_not_take_for_grpc_gets_its_fields_from_us() {
         let reply = spent(Gate::Contract, Code::RateLimited).reply(Some("application/grpc-web+proto"), None);
-        assert_eq!((reply.status, reply.grpc, reply.body.len()), (200, None, 0));
+        assert_eq!((reply.status, reply.grpc), (200, None));
         assert_eq!(header(&reply, "grpc-status"), Some("8"));
         assert_eq!(
             header(&reply, "grpc-message"),
             Some("shared inference rate limit exceeded")
         );
         assert_eq!(header(&reply, "content-type"), Some("application/grpc-web+proto"));
+        let trailers = b"grpc-status: 8\r\ngrpc-message: shared inference rate limit exceeded\r\n";
+        assert_eq!(reply.body.split_at(5), (&[0x80, 0, 0, 0, 68][..], &trailers[..]));
+        let reply = spent(Gate::Contract, Code::RateLimited).reply(Some("application/grpc-web-text"), None);
+        assert!(
+            reply.body.starts_with(b"gAAAAERncnBjLXN0YXR1czogOA0K"),
+            "{:?}",
+            reply.body
+        );
+        assert_eq!(
+            (base64(b"a"), base64(b"ab"), base64(b"abc")),
+            (b"YQ==".to_vec(), b"YWI=".to_vec(), b"YWJj".to_vec())
+        );
     }
 }
