@@ -270,10 +270,5 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// The gates that an admission passed without a check, for a log line.
-pub fn bypassed_gates(admission: &Admission) -> Vec<&'static str> {
-    admission.bypassed.iter().map(|bypass| bypass.gate.name()).collect()
-}
-
 #[cfg(test)]
 mod tests;

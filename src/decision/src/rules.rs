@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::class::{Dependency, FailureClass};
+use crate::class::Dependency;
 
 /// One check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -288,16 +288,7 @@ impl Rules {
         self.gates.iter().find(|rule| rule.gate() == gate)
     }
 
-    /// What the rules say about a class that may be opened; known denials are always rejected.
-    pub fn choice(&self, class: FailureClass) -> Choice {
-        match class {
-            FailureClass::EnvelopeMissing => self.when_missing,
-            FailureClass::DecisionUnavailable => self.decision,
-            _ => Choice::Reject,
-        }
-    }
-
-    /// The word for "what ran unmetered or unchecked" in a fail-open log line (DESIGN, observability).
+    /// Whether a gate of metering is listed: then a run that passes unchecked has to be billed later.
     pub fn meters(&self) -> bool {
         self.gates
             .iter()

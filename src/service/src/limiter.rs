@@ -17,7 +17,7 @@ use std::time::Duration;
 use portcullis_decision::charge::{ChargePlan, Charged};
 use portcullis_decision::config::LimiterConfig;
 use portcullis_decision::operation::OperationId;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 /// The answer of a store to come.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreFault>> + Send + 'a>>;
@@ -57,6 +57,18 @@ pub trait Limiter: Send + Sync + 'static {
     fn may_evict(&self, _deadline: Instant) -> Answer<'_, bool> {
         Box::pin(ready(Ok(false)))
     }
+}
+
+/// A store's answer, [`StoreFault::Timeout`] if it comes after `until`, and how many seconds it took.
+pub(crate) async fn within<T>(until: Instant, answer: Answer<'_, T>) -> (Result<T, StoreFault>, f64) {
+    let start = Instant::now();
+    let mut answer = timeout_at(until, answer).await.unwrap_or(Err(StoreFault::Timeout));
+    let end = Instant::now();
+    // A future that is ready is polled to its end also when its time is over.
+    if end > until && answer.is_ok() {
+        answer = Err(StoreFault::Timeout);
+    }
+    (answer, end.saturating_duration_since(start).as_secs_f64())
 }
 
 /// Why a store gave no answer. Never carries the store's own words, which may hold an address or a password.

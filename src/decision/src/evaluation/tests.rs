@@ -11,6 +11,11 @@ use crate::ledger::Ledger;
 use crate::limits::{Limit, Resource, Scope, ScopeLimits, StampedLimits};
 use crate::wire::Subject;
 
+/// The gates that an admission passed without a check.
+fn bypassed_gates(admission: &Admission) -> Vec<&'static str> {
+    admission.bypassed.iter().map(|bypass| bypass.gate.name()).collect()
+}
+
 enum Store<'a> {
     Ledger(&'a mut Ledger),
     Missing,

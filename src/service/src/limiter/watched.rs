@@ -11,7 +11,7 @@ use portcullis_decision::log_line::{Level, LogLine};
 use portcullis_decision::operation::OperationId;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Answer, Limiter, StoreFault};
+use super::{Answer, Limiter, StoreFault, within};
 use crate::after;
 use crate::logs::Journal;
 use crate::metrics::Metrics;
@@ -122,16 +122,8 @@ impl WatchedLimiter {
     }
 
     async fn watch<T>(&self, until: Instant, answer: Answer<'_, T>) -> Result<T, StoreFault> {
-        let start = Instant::now();
-        let mut answer = timeout_at(until, answer).await.unwrap_or(Err(StoreFault::Timeout));
-        let end = Instant::now();
-        // A future that is ready is polled to its end also when its time is over.
-        if end > until && answer.is_ok() {
-            answer = Err(StoreFault::Timeout);
-        }
-        self.metrics
-            .limiter_seconds
-            .observe(end.saturating_duration_since(start).as_secs_f64());
+        let (answer, seconds) = within(until, answer).await;
+        self.metrics.limiter_seconds.observe(seconds);
         if let Err(fault) = &answer {
             self.metrics.dependency_error(Dependency::Limiter, fault.kind());
             let mut line = LogLine::new(Level::Warn, "dependency_error", format!("the limiter failed: {fault}"));

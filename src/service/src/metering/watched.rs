@@ -8,11 +8,11 @@ use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::log_line::{Level, LogLine};
 use portcullis_decision::metering::{MeterPlan, Metered};
 use portcullis_decision::operation::OperationId;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 use super::{Cancel, Meter, Tended};
 use crate::after;
-use crate::limiter::{Answer, StoreFault};
+use crate::limiter::{Answer, StoreFault, within};
 use crate::logs::Journal;
 use crate::metrics::Metrics;
 use crate::unmetered::Admission;
@@ -126,16 +126,8 @@ impl WatchedMeter {
     }
 
     async fn watch<T>(&self, until: Instant, answer: Answer<'_, T>) -> Result<T, StoreFault> {
-        let start = Instant::now();
-        let mut answer = timeout_at(until, answer).await.unwrap_or(Err(StoreFault::Timeout));
-        let end = Instant::now();
-        // A future that is ready is polled to its end also when its time is over.
-        if end > until && answer.is_ok() {
-            answer = Err(StoreFault::Timeout);
-        }
-        self.metrics
-            .metering_seconds
-            .observe(end.saturating_duration_since(start).as_secs_f64());
+        let (answer, seconds) = within(until, answer).await;
+        self.metrics.metering_seconds.observe(seconds);
         if let Err(fault) = &answer {
             self.metrics.dependency_error(Dependency::Metering, fault.kind());
             let message = format!("the metering store failed: {fault}");
