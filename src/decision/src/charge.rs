@@ -254,6 +254,12 @@ impl ChargePlan {
         self.entries.iter().any(|entry| entry.resource == Resource::Concurrency)
     }
 
+    /// The tokens that every token window is charged; `None` without such a window.
+    pub fn held_tokens(&self) -> Option<u64> {
+        let of_tokens = self.entries.iter().find(|entry| entry.resource == Resource::Tokens);
+        of_tokens.map(|entry| entry.cost)
+    }
+
     /// The first gate, in order, with a limit of 0: known without the store.
     pub fn blocked_gate(&self) -> Option<Gate> {
         self.entries

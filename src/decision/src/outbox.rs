@@ -120,6 +120,7 @@ impl Outbox {
         let mut request = SettleRequest {
             profile,
             releases: Vec::new(),
+            settles: Vec::new(),
             renewals: Vec::new(),
             cancels: Vec::new(),
             unmetered: self.unmetered_under_way.iter().map(aged).collect(),

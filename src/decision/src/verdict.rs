@@ -49,6 +49,9 @@ pub struct Admission {
     /// A slot is held; it lapses after this many milliseconds without renewal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot_ttl_ms: Option<u64>,
+    /// What its token windows were charged until its usage is known; absent if no token limit binds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_tokens: Option<u64>,
 }
 
 impl Admission {

@@ -93,9 +93,12 @@ pub struct DecideAnswer {
 pub struct SettleRequest {
     /// The filter's profile.
     pub profile: Profile,
-    /// Slots of streams that have ended.
+    /// Streams that have ended and leave nothing to settle: their slots are freed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub releases: Vec<OperationId>,
+    /// Streams that have ended: their slots are freed too, and their holds replaced by what they used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub settles: Vec<Settlement>,
     /// Slots of streams that go on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub renewals: Vec<OperationId>,
@@ -105,6 +108,40 @@ pub struct SettleRequest {
     /// Requests that the filter let pass without a decision while its rules list `metering`: to be billed later.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unmetered: Vec<Unmetered>,
+}
+
+/// What a stream that has ended has used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settlement {
+    /// Makes it idempotent: an operation is settled once.
+    pub op: OperationId,
+    /// What its token windows are charged in place of its hold; absent if it held none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+    /// What is priced and added to its org's month; absent where the rules record no runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bill: Option<Bill>,
+}
+
+/// The tokens of one call, to be priced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bill {
+    /// Who pays.
+    pub org: String,
+    /// The model, by whose price.
+    pub model: String,
+    /// Input tokens, cached ones included.
+    pub input: u64,
+    /// The part of the input that came from the provider's cache.
+    #[serde(default)]
+    pub cached_input: u64,
+    /// Output tokens.
+    pub output: u64,
+    /// The provider did not say: these are the tokens that the request had reserved.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub is_hold: bool,
 }
 
 /// A request that went on and was recorded nowhere.

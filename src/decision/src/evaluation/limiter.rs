@@ -81,6 +81,7 @@ impl Evaluation<'_> {
             LimiterAnswer::Charged(Charged::Granted(states)) => {
                 self.taken.limiter = Some(self.request.op);
                 self.admission.tightest = plan.tightest(&states);
+                self.admission.held_tokens = plan.held_tokens();
                 self.admission.slot_ttl_ms = plan.takes_slot().then_some(self.operator.slot_ttl_ms);
             }
             LimiterAnswer::Charged(Charged::Denied(states)) => {
