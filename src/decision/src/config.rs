@@ -12,7 +12,7 @@ mod section;
 mod service;
 
 pub use faults::{Fault, Faults};
-pub use filter::{DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};
+pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};
 pub use policy_file::parse_policy_file;
 pub use rule_file::{SHIPPED_RULES, parse_rule_file};
 pub use service::{Environment, LimiterConfig, MeteringConfig, PolicyConfig, ServiceConfig, StoreUrl, Tiers};

@@ -16,7 +16,7 @@ use crate::operation::OperationId;
 use crate::outbox::{Note, Outbox};
 use crate::reply::Reply;
 use crate::rules::{Choice, Gate};
-use crate::wire::{SETTLE_PATH, SettleAnswer, Unmetered};
+use crate::wire::{SETTLE_PATH, SettleAnswer, Settlement, Unmetered};
 
 /// How long the enforcing gauge stays 0 after something was not enforced, in milliseconds: longer than a scrape interval
 /// of 5 s, so that a scrape cannot miss it.
@@ -180,11 +180,11 @@ impl Gatehouse {
         self.slots.insert(op, HeldSlot { renew_at_ms, ttl_ms });
     }
 
-    /// A stream that held a slot has ended.
-    pub(crate) fn release_slot(&mut self, op: OperationId, now_ms: u64) {
-        // Told even if the slot is not held any more: a renewal may have found it lapsed by mistake of a slow clock.
-        self.slots.remove(&op);
-        self.outbox.add(Note::Release(op), now_ms);
+    /// A stream that held something, or that has to be billed, has ended.
+    pub(crate) fn settle(&mut self, settlement: Settlement, now_ms: u64) {
+        // A slot is freed even if it is not held any more: a renewal may have found it lapsed by mistake of a slow clock.
+        self.slots.remove(&settlement.op);
+        self.outbox.add(Note::Ended(settlement), now_ms);
     }
 
     /// What time alone brings about. Called from every tick, and from every request where the host does not tick.

@@ -130,6 +130,14 @@ impl Hold {
         }
     }
 
+    /// The hold of a request whose body is not read: the default reservation.
+    pub const fn without_body(default_output_reservation: u64) -> Self {
+        Self {
+            input_tokens: 0,
+            output_tokens: default_output_reservation,
+        }
+    }
+
     /// All of it.
     pub const fn tokens(&self) -> u64 {
         at_most_largest(self.input_tokens.saturating_add(self.output_tokens))

@@ -26,6 +26,8 @@ pub enum Counter {
     OutboxDropped,
     /// Unmetered admissions that found no room in the outbox: runs that can't be billed.
     UnmeteredDropped,
+    /// Admitted requests whose tokens stay charged as they were held, since no whole report of their usage came.
+    UsageUnknown,
     /// Streams whose slot had lapsed while the limiter was cut off.
     SlotLost,
 }
@@ -40,6 +42,7 @@ impl Counter {
             Self::Callouts,
             Self::OutboxDropped,
             Self::UnmeteredDropped,
+            Self::UsageUnknown,
             Self::SlotLost
         ];
         for class in FailureClass::ALL {
@@ -64,6 +67,7 @@ impl Counter {
             Self::Callouts => "portcullis_callouts".into(),
             Self::OutboxDropped => "portcullis_outbox_dropped".into(),
             Self::UnmeteredDropped => "portcullis_unmetered_dropped".into(),
+            Self::UsageUnknown => "portcullis_usage_unknown".into(),
             Self::SlotLost => "portcullis_slot_lost".into(),
         }
     }

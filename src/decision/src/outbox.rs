@@ -1,4 +1,4 @@
-//! The outbox of a VM: what streams leave behind (cancels, releases, renewals, unmetered admissions), sent in batches to
+//! The outbox of a VM: what streams leave behind (cancels, settlements, renewals, unmetered admissions), sent in batches to
 //! `/v1/settle`.
 //!
 //! A batch that was not answered goes back to the front and is sent again: every entry is idempotent by its operation id.
@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 use crate::config::Profile;
 use crate::operation::OperationId;
-use crate::wire::{SettleRequest, Unmetered};
+use crate::wire::{SettleRequest, Settlement, Unmetered};
 
 /// Entries that wait at most.
 const CAPACITY: usize = 8_192;
@@ -26,12 +26,12 @@ const UNMETERED_BATCH: usize = 128;
 const RETRY_MS: u64 = 500;
 
 /// What is to be told about one operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
     /// Nobody waits for its decision any more.
     Cancel(OperationId),
-    /// Its stream has ended.
-    Release(OperationId),
+    /// Its stream has ended: slots are freed, holds replaced, and a bill is added.
+    Ended(Settlement),
     /// Its stream goes on.
     Renew(OperationId),
 }
@@ -64,7 +64,12 @@ impl Outbox {
 
     /// Whether a note is too old to be worth sending.
     fn is_stale(&self, note: &Note, age_ms: u64) -> bool {
-        let keeps = self.records_runs && matches!(note, Note::Cancel(_));
+        let keeps = match note {
+            Note::Cancel(_) => self.records_runs,
+            // Money does not lapse.
+            Note::Ended(settlement) => settlement.bill.is_some(),
+            Note::Renew(_) => false,
+        };
         !keeps && age_ms > MAX_AGE_MS.saturating_add(self.window_ms)
     }
 
@@ -128,7 +133,10 @@ impl Outbox {
         for (note, _) in &self.under_way {
             match note {
                 Note::Cancel(op) => request.cancels.push(*op),
-                Note::Release(op) => request.releases.push(*op),
+                Note::Ended(settlement) if settlement.tokens.is_none() && settlement.bill.is_none() => {
+                    request.releases.push(settlement.op);
+                }
+                Note::Ended(settlement) => request.settles.push(settlement.clone()),
                 Note::Renew(op) => request.renewals.push(*op),
             }
         }
@@ -186,11 +194,19 @@ mod tests {
         OperationId::from_random([n; 16])
     }
 
+    fn ended(n: u8) -> Note {
+        Note::Ended(Settlement {
+            op: op(n),
+            tokens: None,
+            bill: None,
+        })
+    }
+
     #[test]
     fn a_batch_that_failed_is_sent_again_in_order() {
         let mut outbox = Outbox::default();
         outbox.add(Note::Cancel(op(1)), 0);
-        outbox.add(Note::Release(op(2)), 0);
+        outbox.add(ended(2), 0);
         let batch = outbox.next_batch(Profile::Production, 0).unwrap();
         assert_eq!(
             (batch.cancels.as_slice(), batch.releases.as_slice()),
@@ -270,7 +286,7 @@ mod tests {
     fn a_cancel_of_a_recorded_run_is_told_however_late_and_notes_outlive_a_long_window() {
         let mut outbox = Outbox::of(60_000, true);
         outbox.add(Note::Cancel(op(1)), 0);
-        outbox.add(Note::Release(op(2)), 0);
+        outbox.add(ended(2), 0);
         let batch = outbox.next_batch(Profile::Production, 86_400_000).unwrap();
         assert_eq!(batch.cancels, [op(1)]);
         let mut outbox = Outbox::of(3_600_000, false);

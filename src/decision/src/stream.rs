@@ -1,43 +1,43 @@
 //! The life of one request in the filter, as a state machine: events in, effects out.
 //!
 //! ```text
-//! New ──headers──▶ Deciding ──answer, failure or deadline──▶ Passed | Refused
-//!  └──not guarded, no decision needed, or known at once────▶ Passed | Refused
+//! New ──headers──▶ Reading ──end of the body──▶ Deciding ──answer, failure or deadline──▶ Passed | Refused
+//!  │                └──its first fault, or deadline─────────────────────────────────────▶ Refused
+//!  ├──headers are enough──────────────────────▶ Deciding
+//!  └──not guarded, no decision needed, or known at once────────────────────────────────▶ Passed | Refused
 //! ```
 //!
-//! Every path out of `Deciding` gives exactly one reply or one resume, and no state leads back. What was asked and not
-//! decided is cancelled by operation id. The host's names do not appear here.
+//! Every path out of `Reading` and `Deciding` gives exactly one reply or one resume, and no state leads back. What was
+//! asked and not decided is cancelled by operation id; what was granted is settled when the stream ends. The host's names
+//! do not appear here.
 
+mod account;
 mod answer;
+mod asking;
 mod ending;
+mod reading;
 
+use account::Account;
 pub use answer::CalloutAnswer;
-use answer::sensible_verdict;
 pub use ending::bypass_message;
+use reading::Reading;
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-use crate::breaker::Permission;
-use crate::charge::is_unchecked;
 use crate::class::{Code, FailureClass};
-use crate::config::{LimitHeaders, Mode, ModelSource};
-use crate::envelope::{self, Envelope, Reading};
-use crate::evaluation::needs_decision;
-use crate::gatehouse::{Callout, Effect, Gatehouse};
+use crate::config::{LimitHeaders, Mode};
+use crate::envelope;
+use crate::gatehouse::{Effect, Gatehouse};
+use crate::hold::Hold;
 use crate::log_line::Level;
 use crate::metric::Counter;
 use crate::operation::OperationId;
 use crate::outbox::Note;
 use crate::reply::{CLASS_HEADER, Refusal, limit_headers};
-use crate::rules::Gate;
 use crate::verdict::{Denial, LimitState};
-use crate::wire::{DECIDE_PATH, DecideRequest};
+use crate::wire::DecideRequest;
 
-/// What the service keeps of a callout's time for the way there and back, in milliseconds.
-const TRANSPORT_MS: u64 = 30;
-/// Less than this is not worth a second try, in milliseconds.
-const LEAST_RETRY_MS: u64 = 40;
 /// How long after the deadline the guest stops waiting for the host's own timer, in milliseconds.
 const DEADLINE_SLACK_MS: u64 = 20;
 /// Longest `x-request-id` that is repeated, in bytes.
@@ -61,6 +61,7 @@ struct Caller {
 #[derive(Debug)]
 struct Deciding {
     request: DecideRequest,
+    hold: Hold,
     deadline_ms: u64,
     dispatched_ms: u64,
     /// A call has left, so the service may have charged.
@@ -72,12 +73,31 @@ struct Deciding {
 enum State {
     #[default]
     New,
+    Reading(alloc::boxed::Box<Reading>),
     Deciding(alloc::boxed::Box<Deciding>),
     Passed {
-        slot: Option<OperationId>,
+        account: Option<alloc::boxed::Box<Account>>,
     },
     Refused,
     Ended,
+}
+
+/// What a held request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// The rest of its body.
+    Body,
+    /// A decision.
+    Decision,
+}
+
+/// A request's headers, as the host gave them.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestHead<'a> {
+    /// The headers; `None` if the host could not give them.
+    pub headers: Option<&'a [Header]>,
+    /// Neither a body nor trailers follow, as far as the host says.
+    pub ends_here: bool,
 }
 
 /// One request.
@@ -90,25 +110,25 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Whether the request is to be held: a callout is out, or it has been refused.
+    /// Whether the request is to be held: its body or a decision is awaited, or it has been refused.
     pub const fn is_held(&self) -> bool {
-        matches!(self.state, State::Deciding(_) | State::Refused)
+        matches!(self.state, State::Reading(_) | State::Deciding(_) | State::Refused)
     }
 
-    /// When the guest stops waiting, if it waits.
-    pub const fn deadline_ms(&self) -> Option<u64> {
+    /// What the request waits for, and when the guest stops waiting.
+    pub const fn wait(&self) -> Option<(Wait, u64)> {
         match &self.state {
-            State::Deciding(deciding) => Some(deciding.deadline_ms.saturating_add(DEADLINE_SLACK_MS)),
+            State::Reading(reading) => Some((Wait::Body, reading.deadline_ms)),
+            State::Deciding(deciding) => Some((Wait::Decision, deciding.deadline_ms.saturating_add(DEADLINE_SLACK_MS))),
             _ => None,
         }
     }
 
-    /// The request's headers are here. `headers` is `None` if the host could not give them; `random` gives 128 random
-    /// bits, or `None` if the host has none.
+    /// The request's headers are here. `random` gives 128 random bits, or `None` if the host has none.
     pub fn on_request_headers(
         &mut self,
         gatehouse: &mut Gatehouse,
-        headers: Option<&[Header]>,
+        head: RequestHead<'_>,
         now_ms: u64,
         random: &mut dyn FnMut() -> Option<[u8; 16]>,
     ) -> Vec<Effect> {
@@ -116,7 +136,7 @@ impl Stream {
         if !matches!(self.state, State::New) {
             return effects;
         }
-        let Some(headers) = headers else {
+        let Some(headers) = head.headers else {
             self.unavailable(gatehouse, None, now_ms, &mut effects);
             return effects;
         };
@@ -135,7 +155,7 @@ impl Stream {
             single(":path").unwrap_or_default(),
         );
         if !crate::routes::is_guarded(config.routes.as_deref(), method, path) {
-            self.state = State::Passed { slot: None };
+            self.state = State::Passed { account: None };
             return effects;
         }
         if config.mode == Mode::Shadow {
@@ -149,10 +169,18 @@ impl Stream {
         let needs_org = config.rules.gates.iter().any(crate::rules::GateRule::needs_org);
         let fields = headers.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
         match envelope::read(fields, &config.prefix, needs_org) {
-            Reading::Missing => self.missing(gatehouse, now_ms, &mut effects),
-            Reading::Malformed(why) => self.ill_formed(gatehouse, Code::EnvelopeMalformed, why, now_ms, &mut effects),
-            Reading::Partial(why) => self.ill_formed(gatehouse, Code::EnvelopePartial, why, now_ms, &mut effects),
-            Reading::Present(envelope) => self.decide(gatehouse, *envelope, now_ms, random, &mut effects),
+            envelope::Reading::Missing => self.missing(gatehouse, now_ms, &mut effects),
+            envelope::Reading::Malformed(why) => {
+                self.ill_formed(gatehouse, Code::EnvelopeMalformed, why, now_ms, &mut effects);
+            }
+            envelope::Reading::Partial(why) => {
+                self.ill_formed(gatehouse, Code::EnvelopePartial, why, now_ms, &mut effects);
+            }
+            envelope::Reading::Present(envelope) => {
+                let reads_body = reading::body_follows(headers, head.ends_here);
+                let body_of = reads_body.then_some(path);
+                self.decide(gatehouse, *envelope, body_of, now_ms, random, &mut effects);
+            }
         }
         effects
     }
@@ -162,7 +190,7 @@ impl Stream {
         let choice = gatehouse.config().rules.when_missing;
         if !gatehouse.allow(class, choice, now_ms) {
             let refusal = Refusal::Denied(Denial::plain(Code::EnvelopeMissing, None));
-            return self.refuse(gatehouse, &refusal, None, now_ms, effects);
+            return self.refuse_plainly(gatehouse, &refusal, now_ms, effects);
         }
         effects.push(Effect::Count(Counter::Bypassed(class), 1));
         let mut line = self.line(Level::Info, "admitted_without_envelope", "no envelope: no gate was run");
@@ -181,171 +209,39 @@ impl Stream {
         effects: &mut Vec<Effect>,
     ) {
         let refusal = Refusal::Denied(Denial::plain(code, None));
-        self.refuse(gatehouse, &refusal, Some(why), now_ms, effects);
-    }
-
-    fn decide(
-        &mut self,
-        gatehouse: &mut Gatehouse,
-        envelope: Envelope,
-        now_ms: u64,
-        random: &mut dyn FnMut() -> Option<[u8; 16]>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let Envelope {
-            mut subject,
-            limits,
-            unknown_header,
-        } = envelope;
-        self.caller.org.clone_from(&subject.org);
-        if let Some(name) = unknown_header {
-            gatehouse.unknown_header(&name, now_ms, effects);
-        }
-        let config = gatehouse.config();
-        if config.model == ModelSource::None {
-            // Without a source the model binds no tier; the envelope's own is not trusted to be the request's.
-            subject.model = None;
-        }
-        let contract_is_listed = config.rules.gate(Gate::Contract).is_some();
-        if is_unchecked(&limits, contract_is_listed) {
-            let mut line = self.line(
-                Level::Warn,
-                "unchecked_limit",
-                "the envelope stamps a limit that no listed gate checks",
-            );
-            line.rules = Some(config.rules.name.clone());
-            gatehouse.log(line, now_ms, effects);
-            gatehouse.unenforced(now_ms, effects);
-        }
-        let config = gatehouse.config();
-        let op = random().map(OperationId::from_random);
-        let request = DecideRequest {
-            op: op.unwrap_or(NO_ID),
-            profile: config.profile,
-            rules: config.rules.name.clone(),
-            mode: config.mode,
-            gates: config.rules.gates.clone(),
-            budget_ms: config.decision.timeout_ms.saturating_sub(TRANSPORT_MS).max(1),
-            window_s: config.window_s,
-            subject,
-            limits,
-            tokens: config.default_output_reservation,
-            request_id: self.caller.request_id.clone(),
-            retry: false,
-        };
-        if !needs_decision(&request) {
-            return self.pass(None, effects);
-        }
-        if op.is_none() {
-            return self.unavailable(gatehouse, Some(&request), now_ms, effects);
-        }
-        match gatehouse.breaker.ask(now_ms) {
-            Permission::Refused => self.unavailable(gatehouse, Some(&request), now_ms, effects),
-            Permission::Call | Permission::Probe => {
-                let deadline_ms = now_ms.saturating_add(gatehouse.config().decision.timeout_ms);
-                let deciding = Deciding {
-                    request,
-                    deadline_ms,
-                    dispatched_ms: now_ms,
-                    has_left: false,
-                    retried: false,
-                };
-                self.is_paused = true;
-                self.dispatch(deciding, now_ms, effects);
-            }
-        }
-    }
-
-    fn dispatch(&mut self, mut deciding: Deciding, now_ms: u64, effects: &mut Vec<Effect>) {
-        let left_ms = deciding.deadline_ms.saturating_sub(now_ms).max(1);
-        deciding.request.budget_ms = left_ms.saturating_sub(TRANSPORT_MS).max(1);
-        deciding.dispatched_ms = now_ms;
-        let body = serde_json::to_vec(&deciding.request).unwrap_or_default();
-        effects.push(Effect::Dispatch(Callout {
-            path: DECIDE_PATH,
-            body,
-            timeout_ms: left_ms,
-        }));
-        self.state = State::Deciding(alloc::boxed::Box::new(deciding));
-    }
-
-    /// The host accepted the callout of [`Effect::Dispatch`].
-    pub fn on_dispatched(&mut self) -> Vec<Effect> {
-        if let State::Deciding(deciding) = &mut self.state {
-            deciding.has_left = true;
-        }
-        alloc::vec![Effect::Count(Counter::Callouts, 1)]
-    }
-
-    /// The host refused the callout of [`Effect::Dispatch`]. That is an answer, not an exception.
-    pub fn on_dispatch_refused(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        if let State::Deciding(deciding) = core::mem::take(&mut self.state) {
-            self.undecided(gatehouse, &deciding, now_ms, &mut effects);
-        }
-        effects
-    }
-
-    /// A callout of this stream has ended.
-    pub fn on_callout_answer(
-        &mut self,
-        gatehouse: &mut Gatehouse,
-        answer: CalloutAnswer<'_>,
-        now_ms: u64,
-    ) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        let State::Deciding(_) = &self.state else {
-            return effects;
-        };
-        let State::Deciding(mut deciding) = core::mem::take(&mut self.state) else {
-            return effects;
-        };
-        effects.push(Effect::CalloutMs(now_ms.saturating_sub(deciding.dispatched_ms)));
-        if let Some(verdict) = sensible_verdict(answer, &deciding.request) {
-            if gatehouse.breaker.succeeded() {
-                effects.push(Effect::BreakerOpen(false));
-            }
-            self.carry_out(gatehouse, &deciding.request, verdict, now_ms, &mut effects);
-            return effects;
-        }
-        // No connection, or one that was closed under the call (a restart, an idle keep-alive): once more, as the same
-        // operation, so that a decision that was made and lost is not made twice.
-        let connection_failed = matches!(answer.status, None | Some(503));
-        let left_ms = deciding.deadline_ms.saturating_sub(now_ms);
-        if connection_failed && !deciding.retried && left_ms >= LEAST_RETRY_MS {
-            deciding.retried = true;
-            deciding.request.retry = true;
-            self.dispatch(*deciding, now_ms, &mut effects);
-        } else {
-            self.undecided(gatehouse, &deciding, now_ms, &mut effects);
-        }
-        effects
+        self.refuse(gatehouse, &refusal, Level::Warn, Some(why), now_ms, effects);
     }
 
     /// The guest's own clock: ends the wait if it is over. Nothing happens before.
     pub fn on_clock(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
-        if self.deadline_ms().is_some_and(|deadline_ms| now_ms >= deadline_ms)
-            && let State::Deciding(deciding) = core::mem::take(&mut self.state)
-        {
-            self.undecided(gatehouse, &deciding, now_ms, &mut effects);
-        }
-        effects
-    }
-
-    /// The request's body or trailers come and no headers were ever seen: a fresh context in the middle of a stream.
-    pub fn on_unannounced_body(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        if matches!(self.state, State::New) {
-            self.unavailable(gatehouse, None, now_ms, &mut effects);
+        match self.wait() {
+            Some((Wait::Body, deadline_ms)) if now_ms >= deadline_ms => {
+                self.body_is_late(gatehouse, now_ms, &mut effects);
+            }
+            Some((Wait::Decision, deadline_ms)) if now_ms >= deadline_ms => {
+                if let State::Deciding(deciding) = core::mem::take(&mut self.state) {
+                    self.undecided(gatehouse, &deciding, now_ms, &mut effects);
+                }
+            }
+            _ => {}
         }
         effects
     }
 
     /// Response headers pass: the upstream's, or those of our own reply.
-    pub fn on_response_headers(&mut self, limit_headers_wanted: LimitHeaders) -> Vec<Effect> {
-        if matches!(self.state, State::Refused) {
-            return Vec::new();
+    pub fn on_response_headers(
+        &mut self,
+        limit_headers_wanted: LimitHeaders,
+        headers: &mut dyn FnMut() -> Option<Vec<Header>>,
+    ) -> Vec<Effect> {
+        match &mut self.state {
+            State::Refused => return Vec::new(),
+            // Headers cost a copy: only those who count usage look at them.
+            State::Passed { account: Some(account) } if account.counts_usage() => {
+                account.on_response_headers(&headers().unwrap_or_default());
+            }
+            _ => {}
         }
         let mut effects = alloc::vec![Effect::RemoveResponseHeader(CLASS_HEADER)];
         if limit_headers_wanted == LimitHeaders::Always
@@ -361,15 +257,37 @@ impl Stream {
         effects
     }
 
+    /// Whether the body of the response is to be looked at. It is never held.
+    pub fn reads_response(&self) -> bool {
+        matches!(&self.state, State::Passed { account: Some(account) } if account.reads_response())
+    }
+
+    /// The next piece of the response's body, or `None` if the host could not give it.
+    pub fn on_response_body(&mut self, piece: Option<&[u8]>) {
+        if let State::Passed { account: Some(account) } = &mut self.state {
+            account.on_response_body(piece);
+        }
+    }
+
     /// The stream is over, whatever the reason.
-    pub fn on_end(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) {
+    pub fn on_end(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
         match core::mem::replace(&mut self.state, State::Ended) {
             State::Deciding(deciding) if deciding.has_left => {
                 gatehouse.tell(Note::Cancel(deciding.request.op), now_ms);
             }
-            State::Passed { slot: Some(op) } => gatehouse.release_slot(op, now_ms),
+            State::Passed { account: Some(account) } => {
+                let closing = account.close();
+                if closing.is_hold {
+                    effects.push(Effect::Count(Counter::UsageUnknown, 1));
+                }
+                if let Some(settlement) = closing.settlement {
+                    gatehouse.settle(settlement, now_ms);
+                }
+            }
             _ => {}
         }
+        effects
     }
 }
 

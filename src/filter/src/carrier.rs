@@ -10,7 +10,7 @@ use std::rc::Rc;
 use portcullis_decision::config::LimitHeaders;
 use portcullis_decision::gatehouse::{Callout, Effect, Gatehouse};
 use portcullis_decision::reply::Reply;
-use portcullis_decision::stream::Stream;
+use portcullis_decision::stream::{Stream, Wait};
 
 use crate::header_map;
 use crate::host::{self, Map};
@@ -28,7 +28,9 @@ pub(crate) struct Live {
     /// The host ticks: only then does anybody look at the streams that wait.
     pub(crate) ticks: Cell<bool>,
     /// Streams that wait for an answer, in the order of their deadlines.
-    pub(crate) waiting: RefCell<VecDeque<u32>>,
+    waiting: RefCell<VecDeque<u32>>,
+    /// Streams that wait for the request's body, in the order of their deadlines.
+    reading: RefCell<VecDeque<u32>>,
     /// Streams of which the host has not taken a reply or a resume.
     pub(crate) refused: RefCell<Vec<u32>>,
 }
@@ -43,8 +45,17 @@ impl Live {
             limit_headers: config.limit_headers,
             ticks: Cell::new(false),
             waiting: RefCell::new(VecDeque::new()),
+            reading: RefCell::new(VecDeque::new()),
             refused: RefCell::new(Vec::new()),
             gatehouse: RefCell::new(gatehouse),
+        }
+    }
+
+    /// Streams that wait for this.
+    pub(crate) const fn queue(&self, wait: Wait) -> &RefCell<VecDeque<u32>> {
+        match wait {
+            Wait::Body => &self.reading,
+            Wait::Decision => &self.waiting,
         }
     }
 
@@ -95,8 +106,8 @@ pub(crate) struct StreamContext {
     pub(crate) live: Rc<Live>,
     pub(crate) stream: RefCell<Stream>,
     refused_by_host: RefCell<Option<Refusal>>,
-    /// The host is inside the callback for request headers, whose return value lets the request go on.
-    in_request_headers: Cell<bool>,
+    /// The host is inside a callback for the request, whose return value lets it go on.
+    in_request: Cell<bool>,
 }
 
 impl StreamContext {
@@ -105,7 +116,7 @@ impl StreamContext {
             live,
             stream: RefCell::new(stream),
             refused_by_host: RefCell::new(None),
-            in_request_headers: Cell::new(false),
+            in_request: Cell::new(false),
         }
     }
 
@@ -122,11 +133,23 @@ impl StreamContext {
         self.stream.try_borrow().map_or(true, |stream| stream.is_held())
     }
 
-    /// Carries out the effects of the event for request headers.
-    pub(crate) fn carry_out_in_request_headers(&self, context: u32, effects: Vec<Effect>) {
-        self.in_request_headers.set(true);
+    /// When the guest stops waiting, if the stream waits for this.
+    pub(crate) fn waits_for(&self, wait: Wait) -> Option<u64> {
+        let (waits_for, deadline_ms) = self.stream.try_borrow().ok()?.wait()?;
+        (waits_for == wait).then_some(deadline_ms)
+    }
+
+    /// How much of the request's body has been looked at, in bytes, while more of it is wanted.
+    pub(crate) fn body_read(&self) -> Option<usize> {
+        let read = self.stream.try_borrow().ok()?.body_read()?;
+        usize::try_from(read).ok()
+    }
+
+    /// Carries out the effects of an event of the request itself: its return value will say whether it goes on.
+    pub(crate) fn carry_out_in_request(&self, context: u32, effects: Vec<Effect>) {
+        self.in_request.set(true);
         self.carry_out(context, effects);
-        self.in_request_headers.set(false);
+        self.in_request.set(false);
     }
 
     /// Carries out effects. The effective context is this stream's.
@@ -158,7 +181,7 @@ impl StreamContext {
         let more = match self.live.call(callout) {
             Ok(token) => {
                 vm::expect_answer(token, vm::Asker::Stream(context));
-                self.wait(context);
+                self.wait(context, Wait::Decision);
                 self.event(|stream, _| stream.on_dispatched())
             }
             Err(host::Refused) => {
@@ -189,7 +212,7 @@ impl StreamContext {
     }
 
     fn resume(&self, context: u32) {
-        if !self.in_request_headers.get() && host::resume_request().is_err() {
+        if !self.in_request.get() && host::resume_request().is_err() {
             self.try_again(context, Refusal::Resume);
         }
     }
@@ -212,11 +235,12 @@ impl StreamContext {
         }
     }
 
-    fn wait(&self, context: u32) {
-        if let Ok(mut waiting) = self.live.waiting.try_borrow_mut()
+    /// Has the deadline of its wait looked at.
+    pub(crate) fn wait(&self, context: u32, wait: Wait) {
+        if let Ok(mut queue) = self.live.queue(wait).try_borrow_mut()
             && self.live.ticks.get()
         {
-            waiting.push_back(context);
+            queue.push_back(context);
         }
     }
 

@@ -30,6 +30,8 @@ pub(crate) enum Map {
 /// Which buffer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Buffer {
+    RequestBody = 0,
+    ResponseBody = 1,
     CalloutAnswer = 4,
     PluginConfiguration = 7,
 }
@@ -157,11 +159,11 @@ pub(crate) fn set_tick_period_ms(period_ms: u32) -> HostResult<()> {
     checked(unsafe { import::proxy_set_tick_period_milliseconds(period_ms) })
 }
 
-/// A buffer, at most `max_size` bytes of it.
-pub(crate) fn buffer(buffer: Buffer, max_size: usize) -> HostResult<Vec<u8>> {
+/// A buffer from its byte `start` on, at most `max_size` bytes of it.
+pub(crate) fn buffer(buffer: Buffer, start: usize, max_size: usize) -> HostResult<Vec<u8>> {
     let (mut data, mut size) = (null_mut(), 0);
     // SAFETY: the pointers are to live locals.
-    checked(unsafe { import::proxy_get_buffer_bytes(buffer as u32, 0, max_size, &raw mut data, &raw mut size) })?;
+    checked(unsafe { import::proxy_get_buffer_bytes(buffer as u32, start, max_size, &raw mut data, &raw mut size) })?;
     Ok(adopt(data, size))
 }
 
@@ -317,23 +319,29 @@ extern "C" fn proxy_on_tick(context: u32) {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn proxy_on_request_headers(context: u32, _count: usize, _end_of_stream: u32) -> u32 {
-    u32::from(vm::on_request_headers(context))
+extern "C" fn proxy_on_request_headers(context: u32, _count: usize, end_of_stream: u32) -> u32 {
+    u32::from(vm::on_request_headers(context, end_of_stream != 0))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn proxy_on_request_body(context: u32, _size: usize, _end_of_stream: u32) -> u32 {
-    u32::from(vm::on_request_rest(context))
+extern "C" fn proxy_on_request_body(context: u32, size: usize, end_of_stream: u32) -> u32 {
+    u32::from(vm::on_request_body(context, size, end_of_stream != 0))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_trailers(context: u32, _count: usize) -> u32 {
-    u32::from(vm::on_request_rest(context))
+    u32::from(vm::on_request_body(context, 0, true))
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_response_headers(context: u32, _count: usize, _end_of_stream: u32) -> u32 {
     vm::on_response_headers(context);
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn proxy_on_response_body(context: u32, size: usize, _end_of_stream: u32) -> u32 {
+    vm::on_response_body(context, size);
     0
 }
 

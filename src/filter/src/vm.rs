@@ -15,7 +15,7 @@ use portcullis_decision::config::FilterConfig;
 use portcullis_decision::gatehouse::Gatehouse;
 use portcullis_decision::log_line::{Level, LogLine};
 use portcullis_decision::reply::Refusal;
-use portcullis_decision::stream::{CalloutAnswer, Stream};
+use portcullis_decision::stream::{CalloutAnswer, RequestHead, Stream, Wait};
 use portcullis_decision::verdict::Unavailability;
 use portcullis_decision::wire::LARGEST_ANSWER;
 
@@ -29,6 +29,8 @@ const TICK_MS: u32 = 20;
 const LARGEST_CONFIGURATION: usize = 16 * 1024 * 1024;
 /// Streams that one tick looks at: a bound on the tick, not on the streams.
 const STREAMS_PER_TICK: usize = 4_096;
+/// Most of a body that is copied into the VM at once, in bytes.
+const PIECE: usize = 64 * 1024;
 
 /// What a callback returns for a request: `0` lets it go on, `1` holds it.
 type Held = bool;
@@ -50,7 +52,7 @@ pub(crate) fn on_context_create(context: u32, parent: u32) {
 pub(crate) fn on_configure(context: u32) -> bool {
     on_context_create(context, 0);
     let Some(root) = root(context) else { return false };
-    let text = host::buffer(Buffer::PluginConfiguration, LARGEST_CONFIGURATION).unwrap_or_default();
+    let text = host::buffer(Buffer::PluginConfiguration, 0, LARGEST_CONFIGURATION).unwrap_or_default();
     let config = match FilterConfig::parse(&text) {
         Ok(config) => config,
         Err(faults) => {
@@ -61,11 +63,17 @@ pub(crate) fn on_configure(context: u32) -> bool {
             return false;
         }
     };
+    // A host that refuses a second time goes on with the ticks of the first.
+    let ticks = host::set_tick_period_ms(TICK_MS).is_ok() || root.ticks.get();
+    if let Some(line) = config.unfit_for_host(ticks) {
+        host::log(line.level, &line.to_json());
+        if line.level == Level::Error {
+            return false;
+        }
+    }
     let live = Rc::new(Live::new(Gatehouse::new(config, &text)));
     let effects = live.gatehouse.try_borrow().map(|house| house.started());
     live.carry_out_all(effects.unwrap_or_default());
-    // A host that refuses a second time goes on with the ticks of the first.
-    let ticks = host::set_tick_period_ms(TICK_MS).is_ok() || root.ticks.get();
     root.ticks.set(ticks);
     live.ticks.set(ticks);
     if let Ok(mut lives) = root.lives.try_borrow_mut() {
@@ -131,8 +139,8 @@ fn refuse_without_rules(context: u32) {
     host::log(line.level, &line.to_json());
 }
 
-/// The request's headers.
-pub(crate) fn on_request_headers(context: u32) -> Held {
+/// The request's headers. `ends_here`: no body follows, as the host says.
+pub(crate) fn on_request_headers(context: u32, ends_here: bool) -> Held {
     let Some(stream) = stream(context) else {
         refuse_without_rules(context);
         return true;
@@ -141,11 +149,17 @@ pub(crate) fn on_request_headers(context: u32) -> Held {
         .ok()
         .and_then(|map| header_map::parse(&map));
     let now_ms = now_ms();
-    let effects = stream.event(|stream, gatehouse| {
-        stream.on_request_headers(gatehouse, headers.as_deref(), now_ms, &mut || host::random().ok())
-    });
+    let head = RequestHead {
+        headers: headers.as_deref(),
+        ends_here,
+    };
+    let effects = stream
+        .event(|stream, gatehouse| stream.on_request_headers(gatehouse, head, now_ms, &mut || host::random().ok()));
     let Some(effects) = effects else { return true };
-    stream.carry_out_in_request_headers(context, effects);
+    stream.carry_out_in_request(context, effects);
+    if stream.waits_for(Wait::Body).is_some() {
+        stream.wait(context, Wait::Body);
+    }
     tell_without_ticks(&stream.live);
     stream.is_held()
 }
@@ -165,15 +179,26 @@ fn tell_without_ticks(live: &Rc<Live>) {
     }
 }
 
-/// The request's body or trailers.
-pub(crate) fn on_request_rest(context: u32) -> Held {
+/// More of the request's body, or its trailers. While a request is held the host keeps what has come, and `size` covers
+/// all of it.
+pub(crate) fn on_request_body(context: u32, size: usize, ends_here: bool) -> Held {
     let Some(stream) = stream(context) else {
         refuse_without_rules(context);
         return true;
     };
     let now_ms = now_ms();
-    let effects = stream.event(|stream, gatehouse| stream.on_unannounced_body(gatehouse, now_ms));
-    stream.carry_out(context, effects.unwrap_or_default());
+    while let Some(start) = stream.body_read().filter(|start| *start < size) {
+        let piece = host::buffer(Buffer::RequestBody, start, size.saturating_sub(start).min(PIECE))
+            .ok()
+            .filter(|piece| !piece.is_empty());
+        let effects = stream.event(|stream, gatehouse| stream.on_body_piece(gatehouse, piece.as_deref(), now_ms));
+        let Some(effects) = effects else { return true };
+        stream.carry_out_in_request(context, effects);
+    }
+    if ends_here || stream.body_read().is_none() {
+        let effects = stream.event(|stream, gatehouse| stream.on_body_end(gatehouse, now_ms));
+        stream.carry_out_in_request(context, effects.unwrap_or_default());
+    }
     stream.is_held()
 }
 
@@ -183,8 +208,30 @@ pub(crate) fn on_response_headers(context: u32) {
         return;
     };
     let wanted = stream.live.limit_headers;
-    let effects = stream.event(|stream, _| stream.on_response_headers(wanted));
+    let mut headers = || {
+        let map = host::header_map(Map::Response).ok();
+        map.and_then(|map| header_map::parse(&map))
+    };
+    let effects = stream.event(|stream, _| stream.on_response_headers(wanted, &mut headers));
     stream.carry_out(context, effects.unwrap_or_default());
+}
+
+/// A piece of the response's body. It is looked at and never held.
+pub(crate) fn on_response_body(context: u32, size: usize) {
+    let Some(stream) = with(None, |vm| get(&vm.streams, context)) else {
+        return;
+    };
+    let mut start = 0_usize;
+    while start < size && stream.stream.try_borrow().is_ok_and(|stream| stream.reads_response()) {
+        let piece = host::buffer(Buffer::ResponseBody, start, size.saturating_sub(start).min(PIECE))
+            .ok()
+            .filter(|piece| !piece.is_empty());
+        start = start.saturating_add(piece.as_ref().map_or(0, Vec::len));
+        stream.event(|stream, _| {
+            stream.on_response_body(piece.as_deref());
+            Vec::new()
+        });
+    }
 }
 
 /// A callout has ended. Its answer is read before the effective context changes.
@@ -204,7 +251,7 @@ pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_s
     } else if body_size > LARGEST_ANSWER {
         None
     } else {
-        host::buffer(Buffer::CalloutAnswer, body_size).ok()
+        host::buffer(Buffer::CalloutAnswer, 0, body_size).ok()
     };
     let now_ms = now_ms();
     match asker {
@@ -286,21 +333,28 @@ fn look_at_deadlines(root: u32, live: &Live, now_ms: u64) {
         }
         let _ = host::set_effective_context(root);
     }
+    for wait in [Wait::Decision, Wait::Body] {
+        look_at_waits(root, live, wait, now_ms);
+    }
+}
+
+fn look_at_waits(root: u32, live: &Live, wait: Wait, now_ms: u64) {
     let mut looked_at = 0_usize;
     let mut still_waiting = Vec::new();
     while looked_at < STREAMS_PER_TICK {
         looked_at = looked_at.saturating_add(1);
         let next = live
-            .waiting
+            .queue(wait)
             .try_borrow_mut()
             .ok()
-            .and_then(|mut waiting| waiting.pop_front());
+            .and_then(|mut queue| queue.pop_front());
         let Some(id) = next else { break };
         let Some(stream) = with(None, |vm| get(&vm.streams, id)) else {
             continue;
         };
-        let deadline_ms = stream.stream.try_borrow().ok().and_then(|stream| stream.deadline_ms());
-        let Some(deadline_ms) = deadline_ms else { continue };
+        let Some(deadline_ms) = stream.waits_for(wait) else {
+            continue;
+        };
         if now_ms < deadline_ms {
             still_waiting.push(id);
             // Deadlines come in order, as all streams of a configuration wait equally long: the rest is later.
@@ -316,9 +370,9 @@ fn look_at_deadlines(root: u32, live: &Live, now_ms: u64) {
         }
         let _ = host::set_effective_context(root);
     }
-    if let Ok(mut waiting) = live.waiting.try_borrow_mut() {
+    if let Ok(mut queue) = live.queue(wait).try_borrow_mut() {
         for id in still_waiting.into_iter().rev() {
-            waiting.push_front(id);
+            queue.push_front(id);
         }
     }
 }
@@ -330,10 +384,8 @@ pub(crate) fn on_end(context: u32) {
     };
     let now_ms = now_ms();
     stream.offer_nothing();
-    stream.event(|stream, gatehouse| {
-        stream.on_end(gatehouse, now_ms);
-        Vec::new()
-    });
+    let effects = stream.event(|stream, gatehouse| stream.on_end(gatehouse, now_ms));
+    stream.live.carry_out_all(effects.unwrap_or_default());
 }
 
 /// A stream may always go. A root context first tells what its streams have left behind.

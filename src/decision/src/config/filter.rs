@@ -10,8 +10,9 @@ use super::rule_file::{check_with_profile, named_or_inline};
 use super::section::{Section, integer_of, retired_switch, root, word_of};
 use crate::json::Node;
 use crate::limits::LARGEST_LIMIT;
+use crate::log_line::{Level, LogLine};
 use crate::routes::Route;
-use crate::rules::Rules;
+use crate::rules::{Gate, Rules};
 
 /// Whether rejections are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -40,6 +41,17 @@ pub enum ModelSource {
     None,
     /// The envelope's `model`.
     Header,
+    /// The request's body, or its path where that names a model.
+    Body,
+}
+
+/// How a request's body is read, where the model is read from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BodyConfig {
+    /// A longer body is refused, in bytes.
+    pub max_bytes: u64,
+    /// How long a body may take to arrive, in milliseconds from the headers.
+    pub timeout_ms: u64,
 }
 
 /// When an admitted reply carries rate-limit fields.
@@ -90,6 +102,8 @@ pub struct FilterConfig {
     pub routes: Option<Vec<Route>>,
     /// Where the model is read.
     pub model: ModelSource,
+    /// How a body is read.
+    pub body: BodyConfig,
     /// Tokens held until usage is known.
     pub default_output_reservation: u64,
     /// The decision service.
@@ -113,6 +127,25 @@ impl FilterConfig {
         let config = root(text, &mut faults).and_then(|node| read(&node, &mut faults));
         faults.into_result(config)
     }
+
+    /// What is wrong with these rules on a host that can or can't tick: an ERROR line refuses the configuration. Slots are
+    /// kept alive by the tick, so a gate that is about slots is not kept up without it.
+    pub fn unfit_for_host(&self, ticks: bool) -> Option<LogLine> {
+        if ticks {
+            return None;
+        }
+        let (level, event, message) = if self.rules.gate(Gate::Concurrency).is_some() {
+            let message = "the gate concurrency needs a host that ticks: slots would lapse under streams that go on";
+            (Level::Error, "configuration_rejected", message)
+        } else {
+            let message = "this host does not tick: deadlines are the host's own, and a slot is renewed only as \
+                           requests come";
+            (Level::Warn, "no_ticks", message)
+        };
+        let mut line = LogLine::new(level, event, message);
+        line.rules = Some(self.rules.name.clone());
+        Some(line)
+    }
 }
 
 fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
@@ -126,7 +159,7 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
     let mode = section.word("mode", &modes, faults).unwrap_or(Mode::Enforce);
     let (prefix, strip) = read_envelope(&mut section, faults);
     let routes = section.get("routes").and_then(|node| read_routes(node, faults));
-    let model = read_model(&mut section, faults);
+    let (model, body) = read_model(&mut section, faults);
     let default_output_reservation = subsection(&mut section, "tokens", faults, |tokens, faults| {
         // 0 would hold nothing, and what holds nothing is never over a limit.
         tokens.integer("default_output_reservation", 1..=LARGEST_LIMIT, faults)
@@ -153,6 +186,7 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
         strip,
         routes,
         model,
+        body,
         default_output_reservation: default_output_reservation.unwrap_or(1024),
         decision: decision?,
         window_s,
@@ -291,25 +325,25 @@ fn read_methods(path: &str, node: &Node, faults: &mut Faults) -> Option<Vec<Stri
     Some(methods)
 }
 
-fn read_model(section: &mut Section<'_>, faults: &mut Faults) -> ModelSource {
+fn read_model(section: &mut Section<'_>, faults: &mut Faults) -> (ModelSource, BodyConfig) {
+    let mut source = ModelSource::None;
+    let mut body = BodyConfig {
+        max_bytes: 1_048_576,
+        timeout_ms: 10_000,
+    };
     subsection(section, "model", faults, |model, faults| {
         let words = [
-            ("none", Some(ModelSource::None)),
-            ("header", Some(ModelSource::Header)),
-            ("body", None),
+            ("none", ModelSource::None),
+            ("header", ModelSource::Header),
+            ("body", ModelSource::Body),
         ];
-        let from = model.word("from", &words, faults);
-        if from == Some(None) {
-            // Accepting it without reading bodies would leave a model unchecked.
-            faults.add(
-                "model.from",
-                "\"body\" is not supported by this version: use \"header\" or \"none\"",
-            );
-        }
-        model.integer("max_body_bytes", 1..=1_073_741_824, faults);
-        from.flatten()
-    })
-    .unwrap_or(ModelSource::None)
+        source = model.word("from", &words, faults).unwrap_or(source);
+        let mut figure = |key, range, default| model.integer(key, range, faults).unwrap_or(default);
+        body.max_bytes = figure("max_body_bytes", 1..=1_073_741_824, body.max_bytes);
+        body.timeout_ms = figure("body_timeout_ms", 40..=600_000, body.timeout_ms);
+        Some(())
+    });
+    (source, body)
 }
 
 fn read_decision(section: &mut Section<'_>, faults: &mut Faults) -> Option<DecisionTarget> {

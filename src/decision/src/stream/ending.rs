@@ -3,14 +3,15 @@
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
+use super::account::Account;
 use super::{Deciding, NO_ID, State, Stream};
 use crate::class::{Dependency, FailureClass};
 use crate::config::Mode;
 use crate::evaluation::known_denial;
 use crate::gatehouse::{Effect, Gatehouse};
+use crate::hold::Hold;
 use crate::log_line::{Level, LogLine};
 use crate::metric::Counter;
-use crate::operation::OperationId;
 use crate::outbox::Note;
 use crate::reply::Refusal;
 use crate::verdict::{Admission, Bypass, Unavailability, Verdict};
@@ -36,19 +37,21 @@ impl Stream {
             );
             gatehouse.log(line, now_ms, effects);
         }
-        self.unavailable(gatehouse, Some(&deciding.request), now_ms, effects);
+        self.unavailable(gatehouse, Some((&deciding.request, deciding.hold)), now_ms, effects);
     }
 
     /// No decision: what the rules say about `decision`, after what is known without it.
     pub(super) fn unavailable(
         &mut self,
         gatehouse: &mut Gatehouse,
-        request: Option<&DecideRequest>,
+        request: Option<(&DecideRequest, Hold)>,
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
+        let hold = request.map_or(Hold::without_body(0), |(_, hold)| hold);
+        let request = request.map(|(request, _)| request);
         if let Some(denial) = request.and_then(known_denial) {
-            return self.refuse(gatehouse, &Refusal::Denied(denial), None, now_ms, effects);
+            return self.refuse_plainly(gatehouse, &Refusal::Denied(denial), now_ms, effects);
         }
         let class = FailureClass::DecisionUnavailable;
         let choice = gatehouse.config().rules.decision;
@@ -57,7 +60,7 @@ impl Stream {
                 dependency: Dependency::Decision,
                 gate: None,
             };
-            return self.refuse(gatehouse, &Refusal::Unavailable(unavailable), None, now_ms, effects);
+            return self.refuse_plainly(gatehouse, &Refusal::Unavailable(unavailable), now_ms, effects);
         }
         effects.push(Effect::Count(Counter::Bypassed(class), 1));
         let mut line = self.line(Level::Warn, "bypassed", "fail-open, launch unmetered");
@@ -66,21 +69,27 @@ impl Stream {
         gatehouse.log(line, now_ms, effects);
         gatehouse.unenforced(now_ms, effects);
         gatehouse.unmetered(request.and_then(unmetered), now_ms);
-        self.pass(None, effects);
+        let records_cost = gatehouse.config().rules.meters();
+        // It holds nothing, but what it costs can still be told.
+        let account = request
+            .filter(|request| request.op != NO_ID)
+            .map(|request| Account::new(request, hold, false, None, records_cost));
+        self.pass(account, effects);
     }
 
     pub(super) fn carry_out(
         &mut self,
         gatehouse: &mut Gatehouse,
-        request: &DecideRequest,
+        deciding: &Deciding,
         verdict: Verdict,
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
+        let request = &deciding.request;
         match verdict {
-            Verdict::Deny(denial) => self.refuse(gatehouse, &Refusal::Denied(denial), None, now_ms, effects),
+            Verdict::Deny(denial) => self.refuse_plainly(gatehouse, &Refusal::Denied(denial), now_ms, effects),
             Verdict::Unavailable(unavailable) => {
-                self.refuse(gatehouse, &Refusal::Unavailable(unavailable), None, now_ms, effects);
+                self.refuse_plainly(gatehouse, &Refusal::Unavailable(unavailable), now_ms, effects);
             }
             Verdict::Admit(admission) => {
                 self.tell_bypasses(gatehouse, &admission, now_ms, effects);
@@ -88,7 +97,10 @@ impl Stream {
                 if let Some(ttl_ms) = admission.slot_ttl_ms {
                     gatehouse.hold_slot(request.op, ttl_ms, now_ms);
                 }
-                self.pass(admission.slot_ttl_ms.map(|_| request.op), effects);
+                let has_slot = admission.slot_ttl_ms.is_some();
+                let records_cost = gatehouse.config().rules.meters();
+                let account = Account::new(request, deciding.hold, has_slot, admission.held_tokens, records_cost);
+                self.pass(Some(account), effects);
             }
         }
     }
@@ -119,33 +131,46 @@ impl Stream {
         }
     }
 
-    pub(super) fn pass(&mut self, slot: Option<OperationId>, effects: &mut Vec<Effect>) {
+    pub(super) fn pass(&mut self, account: Option<Account>, effects: &mut Vec<Effect>) {
         effects.push(Effect::Count(Counter::Admitted, 1));
-        self.go_on(slot, effects);
+        self.go_on(account, effects);
     }
 
-    pub(super) fn go_on(&mut self, slot: Option<OperationId>, effects: &mut Vec<Effect>) {
-        self.state = State::Passed { slot };
+    pub(super) fn go_on(&mut self, account: Option<Account>, effects: &mut Vec<Effect>) {
+        let account = account.map(alloc::boxed::Box::new);
+        self.state = State::Passed { account };
         if core::mem::take(&mut self.is_paused) {
             effects.push(Effect::Resume);
         }
+    }
+
+    /// Refuses for the reason that the code itself says.
+    pub(super) fn refuse_plainly(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        refusal: &Refusal,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        let level = if refusal.class().can_be_opened() {
+            Level::Warn
+        } else {
+            Level::Info
+        };
+        self.refuse(gatehouse, refusal, level, None, now_ms, effects);
     }
 
     pub(super) fn refuse(
         &mut self,
         gatehouse: &mut Gatehouse,
         refusal: &Refusal,
+        level: Level,
         why: Option<String>,
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
         let (class, code) = (refusal.class(), refusal.code());
         let enforced = gatehouse.config().mode == Mode::Enforce;
-        let level = if class.can_be_opened() || why.is_some() {
-            Level::Warn
-        } else {
-            Level::Info
-        };
         let message = why.unwrap_or_else(|| code.message().to_string());
         let mut line = self.line(level, if enforced { "rejected" } else { "shadow_rejected" }, message);
         line.class = Some(class);

@@ -12,7 +12,17 @@ use crate::limits::{Resource, Scope};
 use crate::verdict::{Admission, Verdict};
 use crate::wire::{DecideAnswer, LARGEST_ANSWER};
 
+mod bodies;
+mod settling;
+
 const TIMEOUT_MS: u64 = 250;
+
+fn whole(headers: Option<&[Header]>) -> RequestHead<'_> {
+    RequestHead {
+        headers,
+        ends_here: true,
+    }
+}
 
 struct Run {
     gatehouse: Gatehouse,
@@ -52,19 +62,29 @@ impl Run {
     }
 
     fn headers(&mut self, now_ms: u64, headers: &[(&str, &str)]) -> &mut Self {
-        let mut all: Vec<Header> = std::vec![
-            (b":method".to_vec(), b"POST".to_vec()),
-            (b":path".to_vec(), b"/v1/chat".to_vec()),
-            (b"x-request-id".to_vec(), b"rid".to_vec()),
-        ];
-        all.extend(
-            headers
-                .iter()
-                .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())),
-        );
+        self.head(now_ms, headers, true)
+    }
+
+    fn head(&mut self, now_ms: u64, headers: &[(&str, &str)], ends_here: bool) -> &mut Self {
+        let base = [(":method", "POST"), (":path", "/v1/chat"), ("x-request-id", "rid")];
+        let is_own = |name: &str| headers.iter().any(|(own, _)| *own == name);
+        let all: Vec<Header> = base
+            .iter()
+            .filter(|(name, _)| !is_own(name))
+            .chain(headers)
+            .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()))
+            .collect();
+        let head = RequestHead {
+            headers: Some(&all),
+            ends_here,
+        };
         self.effects = self
             .stream
-            .on_request_headers(&mut self.gatehouse, Some(&all), now_ms, &mut || Some([7; 16]));
+            .on_request_headers(&mut self.gatehouse, head, now_ms, &mut || Some([7; 16]));
+        self.dispatch_if_asked()
+    }
+
+    fn dispatch_if_asked(&mut self) -> &mut Self {
         if self.dispatched() {
             let more = self.stream.on_dispatched();
             self.effects.extend(more);
@@ -88,11 +108,7 @@ impl Run {
             body: Some(body.as_bytes()),
         };
         self.effects = self.stream.on_callout_answer(&mut self.gatehouse, answer, now_ms);
-        if self.dispatched() {
-            let more = self.stream.on_dispatched();
-            self.effects.extend(more);
-        }
-        self
+        self.dispatch_if_asked()
     }
 
     fn clock(&mut self, now_ms: u64) -> &mut Self {
@@ -101,7 +117,7 @@ impl Run {
     }
 
     fn end(&mut self, now_ms: u64) -> &mut Self {
-        self.stream.on_end(&mut self.gatehouse, now_ms);
+        self.effects = self.stream.on_end(&mut self.gatehouse, now_ms);
         self
     }
 
@@ -251,7 +267,7 @@ fn a_dispatch_that_the_host_refuses_is_an_answer() {
         .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()))
         .collect();
     run.stream
-        .on_request_headers(&mut run.gatehouse, Some(&all), 0, &mut || Some([7; 16]));
+        .on_request_headers(&mut run.gatehouse, whole(Some(&all[..])), 0, &mut || Some([7; 16]));
     run.effects = run.stream.on_dispatch_refused(&mut run.gatehouse, 0);
     assert_eq!(run.reply(), degraded());
     assert_eq!(run.told(0), "", "nothing left, so nothing is to be cancelled");
@@ -477,10 +493,10 @@ fn limit_fields_are_added_to_an_admitted_reply_only_when_asked_for() {
     run.limited(0)
         .answer(1, Some(200), &serde_json::to_string(&answer).unwrap());
     assert_eq!(
-        run.stream.on_response_headers(LimitHeaders::Denied),
+        run.stream.on_response_headers(LimitHeaders::Denied, &mut || None),
         [Effect::RemoveResponseHeader(CLASS_HEADER)]
     );
-    let effects = run.stream.on_response_headers(LimitHeaders::Always);
+    let effects = run.stream.on_response_headers(LimitHeaders::Always, &mut || None);
     assert!(effects.contains(&Effect::AddResponseHeader(
         "x-ratelimit-remaining-requests",
         "29".into()
@@ -491,7 +507,7 @@ fn limit_fields_are_added_to_an_admitted_reply_only_when_asked_for() {
 fn our_own_reply_keeps_its_class_header() {
     let mut run = Run::closed();
     run.headers(0, &[]);
-    assert_eq!(run.stream.on_response_headers(LimitHeaders::Always), []);
+    assert_eq!(run.stream.on_response_headers(LimitHeaders::Always, &mut || None), []);
 }
 
 #[test]
@@ -499,7 +515,7 @@ fn headers_that_the_host_cannot_give_and_a_host_without_randomness_are_undecided
     let mut run = Run::closed();
     run.effects = run
         .stream
-        .on_request_headers(&mut run.gatehouse, None, 0, &mut || Some([7; 16]));
+        .on_request_headers(&mut run.gatehouse, whole(None), 0, &mut || Some([7; 16]));
     assert_eq!(run.reply(), degraded());
     let mut run = Run::closed();
     let headers: Vec<Header> = [
@@ -510,10 +526,10 @@ fn headers_that_the_host_cannot_give_and_a_host_without_randomness_are_undecided
     .to_vec();
     run.effects = run
         .stream
-        .on_request_headers(&mut run.gatehouse, Some(&headers), 0, &mut || None);
+        .on_request_headers(&mut run.gatehouse, whole(Some(&headers[..])), 0, &mut || None);
     assert_eq!(run.reply(), degraded());
     let mut run = Run::closed();
-    run.effects = run.stream.on_unannounced_body(&mut run.gatehouse, 0);
+    run.effects = run.stream.on_body_end(&mut run.gatehouse, 0);
     assert_eq!(run.reply(), degraded());
 }
 
@@ -562,7 +578,7 @@ fn an_unmetered_request_without_an_id_is_counted_as_lost() {
     let mut run = Run::with(&metered_rules("\"admit\""), "");
     run.effects = run
         .stream
-        .on_request_headers(&mut run.gatehouse, None, 0, &mut || Some([7; 16]));
+        .on_request_headers(&mut run.gatehouse, whole(None), 0, &mut || Some([7; 16]));
     assert!(run.counted(Counter::Bypassed(FailureClass::DecisionUnavailable)));
     run.effects = run.gatehouse.passed(1);
     assert!(run.counted(Counter::UnmeteredDropped));

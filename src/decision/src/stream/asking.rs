@@ -1,0 +1,183 @@
+//! Asking the decision service: what is asked, once more where that helps, and what an answer comes to.
+
+use alloc::vec::Vec;
+
+use super::answer::sensible_verdict;
+use super::{CalloutAnswer, Deciding, NO_ID, State, Stream};
+use crate::breaker::Permission;
+use crate::charge::is_unchecked;
+use crate::config::ModelSource;
+use crate::envelope::Envelope;
+use crate::evaluation::needs_decision;
+use crate::gatehouse::{Callout, Effect, Gatehouse};
+use crate::hold::Hold;
+use crate::log_line::Level;
+use crate::metric::Counter;
+use crate::operation::OperationId;
+use crate::rules::Gate;
+use crate::wire::{DECIDE_PATH, DecideRequest};
+
+/// What the service keeps of a callout's time for the way there and back, in milliseconds.
+const TRANSPORT_MS: u64 = 30;
+/// Less than this is not worth a second try, in milliseconds.
+const LEAST_RETRY_MS: u64 = 40;
+
+impl Stream {
+    /// An envelope is here. `body_of` is the request's path if a body follows.
+    pub(super) fn decide(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        envelope: Envelope,
+        body_of: Option<&[u8]>,
+        now_ms: u64,
+        random: &mut dyn FnMut() -> Option<[u8; 16]>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Envelope {
+            mut subject,
+            limits,
+            unknown_header,
+        } = envelope;
+        self.caller.org.clone_from(&subject.org);
+        if let Some(name) = unknown_header {
+            gatehouse.unknown_header(&name, now_ms, effects);
+        }
+        let config = gatehouse.config();
+        let source = config.model;
+        if source != ModelSource::Header {
+            // The envelope's own is not trusted to be the request's. Without a source the model binds no tier.
+            subject.model = None;
+        }
+        let contract_is_listed = config.rules.gate(Gate::Contract).is_some();
+        if is_unchecked(&limits, contract_is_listed) {
+            let mut line = self.line(
+                Level::Warn,
+                "unchecked_limit",
+                "the envelope stamps a limit that no listed gate checks",
+            );
+            line.rules = Some(config.rules.name.clone());
+            gatehouse.log(line, now_ms, effects);
+            gatehouse.unenforced(now_ms, effects);
+        }
+        let config = gatehouse.config();
+        let op = random().map(OperationId::from_random);
+        let request = DecideRequest {
+            op: op.unwrap_or(NO_ID),
+            profile: config.profile,
+            rules: config.rules.name.clone(),
+            mode: config.mode,
+            gates: config.rules.gates.clone(),
+            budget_ms: config.decision.timeout_ms.saturating_sub(TRANSPORT_MS).max(1),
+            window_s: config.window_s,
+            subject,
+            limits,
+            tokens: config.default_output_reservation,
+            request_id: self.caller.request_id.clone(),
+            retry: false,
+        };
+        let hold = Hold::without_body(request.tokens);
+        if !needs_decision(&request) {
+            return self.pass(None, effects);
+        }
+        match body_of.filter(|_| source == ModelSource::Body) {
+            Some(path) => self.read_body(gatehouse, request, path, now_ms, effects),
+            None => self.ask(gatehouse, request, hold, now_ms, effects),
+        }
+    }
+
+    /// Asks the service, unless it is known not to answer.
+    pub(super) fn ask(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        request: DecideRequest,
+        hold: Hold,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        if request.op == NO_ID {
+            return self.unavailable(gatehouse, Some((&request, hold)), now_ms, effects);
+        }
+        match gatehouse.breaker.ask(now_ms) {
+            Permission::Refused => self.unavailable(gatehouse, Some((&request, hold)), now_ms, effects),
+            Permission::Call | Permission::Probe => {
+                let deadline_ms = now_ms.saturating_add(gatehouse.config().decision.timeout_ms);
+                let deciding = Deciding {
+                    request,
+                    hold,
+                    deadline_ms,
+                    dispatched_ms: now_ms,
+                    has_left: false,
+                    retried: false,
+                };
+                self.is_paused = true;
+                self.dispatch(deciding, now_ms, effects);
+            }
+        }
+    }
+
+    fn dispatch(&mut self, mut deciding: Deciding, now_ms: u64, effects: &mut Vec<Effect>) {
+        let left_ms = deciding.deadline_ms.saturating_sub(now_ms).max(1);
+        deciding.request.budget_ms = left_ms.saturating_sub(TRANSPORT_MS).max(1);
+        deciding.dispatched_ms = now_ms;
+        let body = serde_json::to_vec(&deciding.request).unwrap_or_default();
+        effects.push(Effect::Dispatch(Callout {
+            path: DECIDE_PATH,
+            body,
+            timeout_ms: left_ms,
+        }));
+        self.state = State::Deciding(alloc::boxed::Box::new(deciding));
+    }
+
+    /// The host accepted the callout of [`Effect::Dispatch`].
+    pub fn on_dispatched(&mut self) -> Vec<Effect> {
+        if let State::Deciding(deciding) = &mut self.state {
+            deciding.has_left = true;
+        }
+        alloc::vec![Effect::Count(Counter::Callouts, 1)]
+    }
+
+    /// The host refused the callout of [`Effect::Dispatch`]. That is an answer, not an exception.
+    pub fn on_dispatch_refused(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if let State::Deciding(deciding) = core::mem::take(&mut self.state) {
+            self.undecided(gatehouse, &deciding, now_ms, &mut effects);
+        }
+        effects
+    }
+
+    /// A callout of this stream has ended.
+    pub fn on_callout_answer(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        answer: CalloutAnswer<'_>,
+        now_ms: u64,
+    ) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        let State::Deciding(_) = &self.state else {
+            return effects;
+        };
+        let State::Deciding(mut deciding) = core::mem::take(&mut self.state) else {
+            return effects;
+        };
+        effects.push(Effect::CalloutMs(now_ms.saturating_sub(deciding.dispatched_ms)));
+        if let Some(verdict) = sensible_verdict(answer, &deciding.request) {
+            if gatehouse.breaker.succeeded() {
+                effects.push(Effect::BreakerOpen(false));
+            }
+            self.carry_out(gatehouse, &deciding, verdict, now_ms, &mut effects);
+            return effects;
+        }
+        // No connection, or one that was closed under the call (a restart, an idle keep-alive): once more, as the same
+        // operation, so that a decision that was made and lost is not made twice.
+        let connection_failed = matches!(answer.status, None | Some(503));
+        let left_ms = deciding.deadline_ms.saturating_sub(now_ms);
+        if connection_failed && !deciding.retried && left_ms >= LEAST_RETRY_MS {
+            deciding.retried = true;
+            deciding.request.retry = true;
+            self.dispatch(*deciding, now_ms, &mut effects);
+        } else {
+            self.undecided(gatehouse, &deciding, now_ms, &mut effects);
+        }
+        effects
+    }
+}
