@@ -52,6 +52,8 @@ pub enum Effect {
     Log(LogLine),
     /// Remove a request header, by the name that the host gave.
     RemoveRequestHeader(String),
+    /// Give a request header this value, in place of all that it has.
+    SetRequestHeader(&'static str, &'static str),
     /// Remove a response header.
     RemoveResponseHeader(&'static str),
     /// Add a response header.

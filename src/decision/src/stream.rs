@@ -107,6 +107,8 @@ pub struct Stream {
     caller: Caller,
     tightest: Option<LimitState>,
     is_paused: bool,
+    /// The client would take a compressed response.
+    takes_compressed: bool,
 }
 
 impl Stream {
@@ -166,6 +168,7 @@ impl Stream {
             .and_then(|value| core::str::from_utf8(value).ok())
             .map(ToString::to_string);
         self.caller.request_id = single("x-request-id").and_then(request_id);
+        self.takes_compressed = single("accept-encoding").is_some();
         let needs_org = config.rules.gates.iter().any(crate::rules::GateRule::needs_org);
         let fields = headers.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
         match envelope::read(fields, &config.prefix, needs_org) {

@@ -162,6 +162,10 @@ impl StreamContext {
                 Effect::RemoveRequestHeader(name) => {
                     let _ = host::remove_header(Map::Request, &name);
                 }
+                Effect::SetRequestHeader(name, value) => {
+                    let _ = host::remove_header(Map::Request, name);
+                    let _ = host::add_header(Map::Request, name, value);
+                }
                 Effect::RemoveResponseHeader(name) => {
                     let _ = host::remove_header(Map::Response, name);
                 }

@@ -137,6 +137,25 @@ fn without_a_token_limit_or_metering_the_response_is_not_looked_at() {
 }
 
 #[test]
+fn a_response_whose_report_counts_is_asked_for_uncompressed() {
+    let identity = Effect::SetRequestHeader("accept-encoding", "identity");
+    for (held, client, expected) in [(TOKENS, true, true), (TOKENS, false, false), ("", true, false)] {
+        let mut run = reading(CONTRACT, "reject", "");
+        let mut headers = LIMITED.to_vec();
+        if client {
+            headers.push(("accept-encoding", "gzip, br"));
+        }
+        run.head(0, &headers, false).piece(1, BODY).body_end(1);
+        let verdict = std::format!(r#"{{"op": "{}", "verdict": "admit" {held}}}"#, op());
+        run.answer(2, Some(200), &verdict);
+        let at = run.effects.iter().position(|effect| *effect == identity);
+        let resumed = run.effects.iter().position(|effect| *effect == Effect::Resume);
+        assert_eq!(at.is_some(), expected);
+        assert!(resumed.is_some() && at < resumed, "before it goes on");
+    }
+}
+
+#[test]
 fn a_slot_is_freed_by_the_same_settlement() {
     let mut run = admitted(CONTRACT, r#", "held_tokens": 108, "slot_ttl_ms": 3000"#);
     run.response(&JSON).stream.on_response_body(Some(USAGE));
