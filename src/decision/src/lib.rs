@@ -36,6 +36,7 @@ pub mod hold;
 pub mod json;
 pub mod json_scan;
 pub mod launch_rate;
+pub mod lease;
 pub mod ledger;
 pub mod limits;
 pub mod log_line;

@@ -18,6 +18,11 @@ impl OperationId {
         Self(u128::from_be_bytes(bytes))
     }
 
+    /// The bytes that it was made of.
+    pub const fn to_bytes(self) -> [u8; 16] {
+        self.0.to_be_bytes()
+    }
+
     /// Reads exactly 32 lower-case hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let well_formed = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));

@@ -126,6 +126,7 @@ impl Outbox {
             profile,
             releases: Vec::new(),
             settles: Vec::new(),
+            returns: Vec::new(),
             renewals: Vec::new(),
             cancels: Vec::new(),
             unmetered: self.unmetered_under_way.iter().map(aged).collect(),

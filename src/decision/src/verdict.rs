@@ -52,6 +52,24 @@ pub struct Admission {
     /// What its token windows were charged until its usage is known; absent if no token limit binds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_tokens: Option<u64>,
+    /// Admissions beside this one that the filter may hand out by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<Grant>,
+}
+
+/// A block of admissions that the operation has charged beside its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// How many.
+    pub requests: u64,
+    /// Tokens for all of them; absent if no token limit binds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+    /// The most that one of them holds: the smallest token limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub largest_hold: Option<u64>,
+    /// How long they may be handed out, in milliseconds from when the service was asked.
+    pub ends_in_ms: u64,
 }
 
 impl Admission {
@@ -125,6 +143,29 @@ impl Denial {
             gate: Some(Gate::LaunchRate),
             limit: Some(limit),
             retry_after_s: Some(wait_ms.div_ceil(1000).clamp(1, 60)),
+        }
+    }
+
+    /// The same denial, said again this much later.
+    #[must_use]
+    pub fn later(&self, ms: u64) -> Self {
+        let limit = self.limit.map(|limit| LimitState {
+            // A limit of 0 never ends.
+            reset_ms: if limit.limit == 0 {
+                limit.reset_ms
+            } else {
+                limit.reset_ms.saturating_sub(ms)
+            },
+            ..limit
+        });
+        let retry_after_s = match (self.retry_after_s, limit) {
+            (Some(_), Some(limit)) => Some(limit.reset_ms.div_ceil(1000).clamp(1, limit.window_s.max(1))),
+            (retry_after_s, _) => retry_after_s,
+        };
+        Self {
+            limit,
+            retry_after_s,
+            ..self.clone()
         }
     }
 

@@ -75,6 +75,24 @@ pub struct DecideRequest {
     /// The second attempt at this operation: its budget is what the first has left, and says nothing of a configuration.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub retry: bool,
+    /// The filter would hand out admissions by itself; absent where the decision has to be exact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<LeaseAsk>,
+}
+
+/// What a filter would hand out by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaseAsk {
+    /// The most admissions of one block.
+    pub max_requests: u64,
+    /// How long a block may be handed out, in milliseconds.
+    pub max_age_ms: u64,
+    /// Tells gateways apart: each has a memory of its own.
+    pub gateway: OperationId,
+    /// No request waits for this decision: all of the block is to be handed out.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub ahead: bool,
 }
 
 /// An answer: the request's operation id and a verdict.
@@ -99,6 +117,9 @@ pub struct SettleRequest {
     /// Streams that have ended: their slots are freed too, and their holds replaced by what they used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settles: Vec<Settlement>,
+    /// Parts of blocks that were not handed out, or not used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub returns: Vec<Return>,
     /// Slots of streams that go on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub renewals: Vec<OperationId>,
@@ -122,6 +143,22 @@ pub struct Settlement {
     /// What is priced and added to its org's month; absent where the rules record no runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bill: Option<Bill>,
+}
+
+/// A part of a block that goes back: what nobody was admitted by, or what a request that was has not used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Return {
+    /// Makes it idempotent.
+    pub id: OperationId,
+    /// The operation that charged the block.
+    pub lease: OperationId,
+    /// Requests that go back.
+    #[serde(default)]
+    pub requests: u64,
+    /// Tokens that go back; negative where more was used than was held.
+    #[serde(default)]
+    pub tokens: i64,
 }
 
 /// The tokens of one call, to be priced.

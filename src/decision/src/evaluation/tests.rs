@@ -93,6 +93,7 @@ fn request(n: u8, gates: &[GateRule], org_limit: Option<u64>) -> DecideRequest {
         tokens: 1,
         request_id: None,
         retry: false,
+        lease: None,
     }
 }
 

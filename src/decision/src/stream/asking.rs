@@ -74,6 +74,7 @@ impl Stream {
             tokens: config.default_output_reservation,
             request_id: self.caller.request_id.clone(),
             retry: false,
+            lease: None,
         };
         let hold = Hold::without_body(request.tokens);
         if !needs_decision(&request) {
