@@ -1,4 +1,4 @@
-//! The limiter's algorithm over memory: windows, slots, idempotent operations, order-independent cancels.
+//! The limiter's algorithm over memory: windows, slots, idempotent operations, order-independent cancels, settlements.
 //!
 //! This is what `memory:` serves, what `explain` imagines counters with, and the model that the Lua script is compared
 //! with. It has no clock: every call says what time it is, in milliseconds on one monotonic scale.
@@ -16,6 +16,18 @@ use crate::operation::OperationId;
 const SWEEP_INTERVAL_MS: u64 = 1_000;
 /// How long an operation is remembered beyond what it took, in milliseconds: longer than any retry or late cancel.
 const OPERATION_GRACE_MS: u64 = 60_000;
+/// The most that a counter holds: one above every limit, and the last of the integers that a store whose numbers are
+/// doubles tells apart. A settlement may go over a limit, and not over this.
+pub const LARGEST_COUNT: u64 = 1 << 53;
+
+/// How an operation ended: its stream is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settled {
+    /// Whose slots are free again.
+    pub op: OperationId,
+    /// What each of its token windows is charged in place of its hold; `None` leaves the hold charged.
+    pub tokens: Option<u64>,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Window {
@@ -41,6 +53,8 @@ enum Share {
     Amount {
         amount: u64,
         window_ends_ms: u64,
+        /// A hold of tokens that was not settled yet.
+        is_open: bool,
     },
     Slot,
 }
@@ -108,6 +122,7 @@ impl Ledger {
             Share::Amount {
                 amount: entry.cost,
                 window_ends_ms: window.ends_ms,
+                is_open: entry.resource == Resource::Tokens,
             },
             window.ends_ms,
         )
@@ -142,8 +157,10 @@ impl Ledger {
         };
         for share in taken {
             match share.what {
-                Share::Slot => self.free(&share.key, op),
-                Share::Amount { amount, window_ends_ms } => {
+                Share::Slot => free(&mut self.slots, &share.key, op),
+                Share::Amount {
+                    amount, window_ends_ms, ..
+                } => {
                     let window = self.windows.get_mut(&share.key);
                     if let Some(window) = window.filter(|window| window.ends_ms == window_ends_ms) {
                         window.used = window.used.saturating_sub(amount);
@@ -153,26 +170,33 @@ impl Ledger {
         }
     }
 
-    /// Frees the slots of an operation; its window charges stay. Idempotent.
-    pub fn release(&mut self, op: OperationId) {
-        let Some((Operation::Charged(taken), _)) = self.operations.get(&op) else {
+    /// Frees the slots of an operation and, if told the tokens, replaces what it charged to token windows by them. That
+    /// happens once, to the very windows that were charged, and may go over a limit: the tokens are used. What it charged
+    /// to windows of requests stays. Of an operation that was cancelled, or is not known, nothing is left to settle.
+    pub fn settle(&mut self, settled: Settled) {
+        let Some((Operation::Charged(taken), _)) = self.operations.get_mut(&settled.op) else {
             return;
         };
-        let keys: Vec<String> = taken
-            .iter()
-            .filter(|share| matches!(share.what, Share::Slot))
-            .map(|share| share.key.clone())
-            .collect();
-        for key in keys {
-            self.free(&key, op);
-        }
-    }
-
-    fn free(&mut self, key: &str, op: OperationId) {
-        if let Some(slots) = self.slots.get_mut(key) {
-            slots.remove(&op);
-            if slots.is_empty() {
-                self.slots.remove(key);
+        for share in taken {
+            match &mut share.what {
+                Share::Slot => free(&mut self.slots, &share.key, settled.op),
+                Share::Amount {
+                    amount,
+                    window_ends_ms,
+                    is_open,
+                } => {
+                    let Some(tokens) = settled.tokens.filter(|_| *is_open) else {
+                        continue;
+                    };
+                    *is_open = false;
+                    let window = self.windows.get_mut(&share.key);
+                    if let Some(window) = window.filter(|window| window.ends_ms == *window_ends_ms) {
+                        let others = window.used.saturating_sub(*amount);
+                        window.used = others.saturating_add(tokens).min(LARGEST_COUNT);
+                        // What a later cancel gives back.
+                        *amount = window.used.saturating_sub(others);
+                    }
+                }
             }
         }
     }
@@ -211,6 +235,15 @@ impl Ledger {
             !slots.is_empty()
         });
         self.operations.retain(|_, (_, until_ms)| *until_ms > now_ms);
+    }
+}
+
+fn free(slots: &mut HashMap<String, HashMap<OperationId, u64>>, key: &str, op: OperationId) {
+    if let Some(holders) = slots.get_mut(key) {
+        holders.remove(&op);
+        if holders.is_empty() {
+            slots.remove(key);
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use portcullis_decision::charge::{ChargePlan, Charged};
 use portcullis_decision::config::LimiterConfig;
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::operation::OperationId;
 use tokio::time::{Instant, timeout_at};
 
@@ -39,8 +40,10 @@ pub trait Limiter: Send + Sync + 'static {
     /// Gives back all that these operations took, and keeps them from taking anything later, whichever comes first.
     fn cancel<'a>(&'a self, ops: &'a [OperationId], deadline: Instant) -> Answer<'a, ()>;
 
-    /// Frees the slots of these operations; what they charged to windows stays.
-    fn release<'a>(&'a self, ops: &'a [OperationId], deadline: Instant) -> Answer<'a, ()>;
+    /// Frees the slots of operations whose streams have ended, and replaces their token holds where the tokens are
+    /// given: once, and in the windows that were charged. Of an operation that was cancelled, or is not known, nothing is
+    /// left to settle.
+    fn settle<'a>(&'a self, settled: &'a [Settled], deadline: Instant) -> Answer<'a, ()>;
 
     /// Prolongs the slots of these operations. Returns those of which a slot had lapsed; they are not revived.
     fn renew<'a>(

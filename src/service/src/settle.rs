@@ -1,10 +1,11 @@
-//! What streams leave behind: cancels, releases, renewals and unmetered admissions, in batches.
+//! What streams leave behind: cancels, releases, settlements, renewals and unmetered admissions, in batches.
 //!
 //! A batch that the limiter did not take is refused as a whole, and the filter sends it again: every entry is idempotent.
 //! The metering store can't hold a batch up: what it did not take is told to it later.
 
 use std::collections::HashSet;
 
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::wire::{SettleAnswer, SettleRequest};
 
@@ -21,7 +22,12 @@ impl Decider {
     /// The store's; then parts of the batch may have been carried out.
     pub async fn settle(&self, mut request: SettleRequest) -> Result<SettleAnswer, StoreFault> {
         // A stream that has just ended may have been due for renewal: its slot is given up, not lost.
-        let ended: HashSet<_> = request.releases.iter().chain(&request.cancels).collect();
+        let settled = settled(&request);
+        let ended: HashSet<_> = settled
+            .iter()
+            .map(|settled| &settled.op)
+            .chain(&request.cancels)
+            .collect();
         request.renewals.retain(|op| !ended.contains(op));
         locked(&self.launches).cancel(&request.cancels);
         // Before the filter's own word that a request did go on.
@@ -29,6 +35,7 @@ impl Decider {
         for unmetered in request.unmetered {
             self.unmetered.add(Admission::told(unmetered));
         }
+        self.bills.take(&request.settles);
         let lost = match &self.limiter {
             // Without a limiter no slot was ever taken here, so a stream that renews one has lost it elsewhere.
             None => request.renewals,
@@ -36,8 +43,8 @@ impl Decider {
                 if !request.cancels.is_empty() {
                     limiter.cancel(&request.cancels).await?;
                 }
-                if !request.releases.is_empty() {
-                    limiter.release(&request.releases).await?;
+                if !settled.is_empty() {
+                    limiter.settle(&settled).await?;
                 }
                 if request.renewals.is_empty() {
                     Vec::new()
@@ -64,4 +71,15 @@ impl Decider {
             ops.iter().for_each(|op| self.give_back.voids.later(*op));
         }
     }
+}
+
+/// What the limiter is told of the streams that have ended. One that stands under both keys is settled all the same: a
+/// release leaves the hold open.
+fn settled(request: &SettleRequest) -> Vec<Settled> {
+    let released = request.releases.iter().map(|op| Settled { op: *op, tokens: None });
+    let used = request.settles.iter().map(|of| Settled {
+        op: of.op,
+        tokens: of.tokens,
+    });
+    released.chain(used).collect()
 }

@@ -34,6 +34,15 @@ fn plan(n: u8, entries: &[ChargeEntry]) -> ChargePlan {
     }
 }
 
+fn ended(n: u8, tokens: Option<u64>) -> Settled {
+    Settled { op: op(n), tokens }
+}
+
+/// What the window of tokens `k` counts.
+fn used(ledger: &Ledger, now_ms: u64) -> u64 {
+    ledger.state(now_ms, &entry("k", Resource::Tokens, 1, 0)).used
+}
+
 fn granted(charged: &Charged) -> bool {
     matches!(charged, Charged::Granted(_))
 }
@@ -163,14 +172,79 @@ fn slots_are_released_by_id_lapse_by_themselves_and_are_never_revived() {
         !ledger.renew(60_000, op(1), SLOT_TTL_MS),
         "the lapsed slot came back over the cap"
     );
-    ledger.release(op(1));
+    ledger.settle(ended(1, None));
     assert!(
         !granted(&ledger.charge(60_001, &plan(4, &slot), SLOT_TTL_MS)),
         "another holder's slot was freed"
     );
-    ledger.release(op(3));
-    ledger.release(op(3));
+    ledger.settle(ended(3, None));
+    ledger.settle(ended(3, None));
     assert!(granted(&ledger.charge(60_002, &plan(5, &slot), SLOT_TTL_MS)));
+}
+
+#[test]
+fn a_settlement_replaces_a_hold_once_up_or_down_and_a_cancel_gives_back_what_is_then_charged() {
+    let mut ledger = Ledger::default();
+    let hold = [
+        entry("k", Resource::Tokens, 100, 40),
+        entry("k2", Resource::Tokens, 100, 40),
+        entry("r", Resource::Requests, 10, 1),
+        entry("s", Resource::Concurrency, 2, 1),
+    ];
+    for n in [1, 2] {
+        assert!(granted(&ledger.charge(0, &plan(n, &hold), SLOT_TTL_MS)));
+    }
+    ledger.settle(ended(1, Some(10)));
+    ledger.settle(ended(2, Some(95)));
+    for again in [Some(0), Some(40), None] {
+        ledger.settle(ended(1, again));
+        ledger.settle(ended(2, again));
+    }
+    let figures = |ledger: &Ledger| hold.iter().map(|entry| ledger.state(1, entry).used).collect::<Vec<_>>();
+    assert_eq!(figures(&ledger), [105, 105, 2, 0]);
+    assert!(
+        !ledger.renew(1, op(1), SLOT_TTL_MS),
+        "a slot that was given back came back"
+    );
+    ledger.cancel(1, op(2));
+    assert_eq!(figures(&ledger), [10, 10, 1, 0]);
+    ledger.settle(ended(2, Some(7)));
+    ledger.settle(ended(9, Some(7)));
+    assert_eq!(figures(&ledger), [10, 10, 1, 0]);
+}
+
+#[test]
+fn a_settlement_is_for_the_window_that_was_charged_and_for_no_later_one() {
+    let mut ledger = Ledger::default();
+    let hold = [entry("k", Resource::Tokens, 100, 40)];
+    for n in [1, 2] {
+        ledger.charge(0, &plan(n, &hold), SLOT_TTL_MS);
+    }
+    ledger.settle(ended(1, Some(1)));
+    assert_eq!(used(&ledger, 59_999), 41);
+    ledger.settle(ended(2, Some(1_000)));
+    assert_eq!(used(&ledger, 60_000), 0);
+    for n in [3, 4] {
+        ledger.charge(60_000, &plan(n, &hold), SLOT_TTL_MS);
+    }
+    for n in [1, 2] {
+        ledger.settle(ended(n, Some(0)));
+    }
+    assert_eq!(used(&ledger, 60_001), 80);
+}
+
+#[test]
+fn a_settlement_goes_over_a_limit_and_not_over_the_largest_count() {
+    let mut ledger = Ledger::default();
+    let hold = [entry("k", Resource::Tokens, 100, 40)];
+    for n in [1, 2] {
+        ledger.charge(0, &plan(n, &hold), SLOT_TTL_MS);
+    }
+    ledger.settle(ended(1, Some(u64::MAX)));
+    assert_eq!(used(&ledger, 1), LARGEST_COUNT);
+    assert!(!granted(&ledger.charge(1, &plan(3, &hold), SLOT_TTL_MS)));
+    ledger.cancel(1, op(1));
+    assert_eq!(used(&ledger, 1), 40, "what did not fit was not charged");
 }
 
 #[test]
@@ -212,11 +286,13 @@ mod properties {
     use super::*;
     use proptest::prelude::*;
 
+    const HOLD: u64 = 6;
+
     #[derive(Debug, Clone)]
     enum Call {
         Charge(u8),
         Cancel(u8),
-        Release(u8),
+        Settle(u8, Option<u64>),
         Renew(u8),
         Pass(u64),
     }
@@ -226,7 +302,7 @@ mod properties {
         prop_oneof![
             4 => id.clone().prop_map(Call::Charge),
             1 => id.clone().prop_map(Call::Cancel),
-            1 => id.clone().prop_map(Call::Release),
+            2 => (id.clone(), proptest::option::of(0..12_u64)).prop_map(|(n, tokens)| Call::Settle(n, tokens)),
             1 => id.prop_map(Call::Renew),
             1 => (0..40_000_u64).prop_map(Call::Pass),
         ]
@@ -239,7 +315,7 @@ mod properties {
             let mut ledger = Ledger::default();
             let entries = [
                 entry("r", Resource::Requests, 4, 1),
-                entry("t", Resource::Tokens, 20, 6),
+                entry("t", Resource::Tokens, 20, HOLD),
                 entry("s", Resource::Concurrency, 2, 1),
             ];
             let mut now = 0;
@@ -253,13 +329,44 @@ mod properties {
                         }
                     }
                     Call::Cancel(n) => { ledger.cancel(now, op(n)); cancelled.insert(n, now); }
-                    Call::Release(n) => ledger.release(op(n)),
+                    // What is used beyond a hold is charged over the limit; here nobody does.
+                    Call::Settle(n, tokens) => ledger.settle(ended(n, tokens.map(|tokens| tokens.min(HOLD)))),
                     Call::Renew(n) => { ledger.renew(now, op(n), SLOT_TTL_MS); }
                     Call::Pass(ms) => now += ms,
                 }
                 for entry in &entries {
                     prop_assert!(ledger.state(now, entry).used <= entry.limit);
                 }
+            }
+        }
+
+        /// Within one window a counter is the sum of what each operation is charged: its hold, or what it was first
+        /// settled with, or nothing once it is cancelled.
+        #[test]
+        fn a_counter_is_the_sum_of_its_operations(calls in proptest::collection::vec(call(), 0..200)) {
+            let mut ledger = Ledger::default();
+            let hold = [entry("k", Resource::Tokens, 30, HOLD)];
+            // By operation: what it is charged, and whether that is settled. `None` once it is cancelled.
+            let mut charged = std::collections::HashMap::<u8, Option<(u64, bool)>>::new();
+            for call in calls {
+                match call {
+                    Call::Charge(n) => {
+                        if granted(&ledger.charge(0, &plan(n, &hold), SLOT_TTL_MS)) {
+                            charged.entry(n).or_insert(Some((HOLD, false)));
+                        }
+                    }
+                    Call::Cancel(n) => { ledger.cancel(0, op(n)); charged.insert(n, None); }
+                    Call::Settle(n, tokens) => {
+                        ledger.settle(ended(n, tokens));
+                        if let (Some(Some(of)), Some(tokens)) = (charged.get_mut(&n), tokens) && !of.1 {
+                            *of = (tokens, true);
+                        }
+                    }
+                    Call::Renew(n) => { ledger.renew(0, op(n), SLOT_TTL_MS); }
+                    Call::Pass(_) => {}
+                }
+                let sum: u64 = charged.values().flatten().map(|of| of.0).sum();
+                prop_assert_eq!(used(&ledger, 0), sum);
             }
         }
     }

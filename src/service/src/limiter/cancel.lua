@@ -8,7 +8,7 @@
 -- Returns {id, 'done'}.
 --
 -- Why it is made this way: the record says what was taken, so nobody has to know it, and a second cancel finds nothing
--- left. A refund goes to the window that was charged and to no later one of the same key (their ends differ), and never
+-- left. What a settlement replaced stands there as it is now charged (see settle.lua). A refund goes to the window that was charged and to no later one of the same key (their ends differ), and never
 -- below zero. The keys that it touches stand in the record, so they are not in KEYS: one server, not a cluster.
 --
 -- Bounds: as many entries as the charge had.

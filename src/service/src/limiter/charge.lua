@@ -6,7 +6,8 @@
 -- ARGV[1]      the operation's id, 32 hexadecimal digits: echoed, so that an answer is never taken for another's
 -- ARGV[2]      how long a slot lives without renewal, in ms
 -- ARGV[3]      how long the record outlives what was taken, in ms
--- ARGV[4 ...]  four for each entry: 'w' (window) or 's' (slots), limit, cost, length of a fresh window in ms
+-- ARGV[4 ...]  four for each entry: 'w' (window of requests), 't' (window of tokens) or 's' (slots), limit, cost,
+--               length of a fresh window in ms
 --
 -- Returns {id, 'granted' | 'denied', then three for each entry: used, ms until the window ends, 1 if exhausted}
 -- (after the charge if granted, before it if denied) or {id, 'cancelled'}.
@@ -20,6 +21,9 @@
 -- * A window that ends at this very millisecond is over, though its key may still be there: whoever waited for as long
 --   as a denial said has waited enough.
 -- * A key without a time to live (planted, or restored from elsewhere) gets a whole window, or it would deny for ever.
+-- * The record has a line for each entry: 's <key>', or 'w' or 't', '<end of the window> <amount> <key>'. A 't' is a hold
+--   that a settlement may replace, once (settle.lua); a 'w' stays as it is. A process of an older version wrote 'w' for
+--   both, and reads 't' as it reads 'w'.
 -- * Numbers go back to the server as text by '%.0f': Lua would write 2^53 - 1 as 9.007199254741e+15.
 --
 -- Bounds: at most about 30 entries, and for each 4 commands of O(log slots); expired slots are dropped as they are met.
@@ -44,6 +48,7 @@ for i = 2, #KEYS do
   local at = 4 * (i - 1)
   local entry = {
     key = KEYS[i],
+    kind = ARGV[at],
     is_slot = ARGV[at] == 's',
     limit = tonumber(ARGV[at + 1]),
     cost = tonumber(ARGV[at + 2]),
@@ -67,7 +72,7 @@ for i = 2, #KEYS do
     end
     entry.reset = entry.ends > 0 and entry.ends - now or entry.window
   end
-  -- Both are below 2^53, so a sum that is rounded is still on the right side of the limit.
+  -- Neither is above 2^53, and a limit is below it, so a sum that is rounded is still on the right side of the limit.
   entry.exhausted = entry.limit == 0 or entry.used + entry.cost > entry.limit
   denied = denied or entry.exhausted
   entries[#entries + 1] = entry
@@ -102,7 +107,8 @@ if granted and not record then
         entry.ends = now + entry.window
         redis.call('SET', entry.key, text(entry.cost), 'PXAT', text(entry.ends))
       end
-      taken[#taken + 1] = 'w ' .. text(entry.ends) .. ' ' .. text(entry.cost) .. ' ' .. entry.key .. '\n'
+      taken[#taken + 1] =
+        entry.kind .. ' ' .. text(entry.ends) .. ' ' .. text(entry.cost) .. ' ' .. entry.key .. '\n'
       last = math.max(last, entry.ends)
     end
     entry.used = entry.used + entry.cost

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use portcullis_decision::charge::{ChargePlan, Charged};
-use portcullis_decision::ledger::Ledger;
+use portcullis_decision::ledger::{Ledger, Settled};
 use portcullis_decision::operation::OperationId;
 use tokio::time::Instant;
 
@@ -58,8 +58,8 @@ impl Limiter for MemoryLimiter {
         self.at_once(|ledger, now_ms| ops.iter().for_each(|op| ledger.cancel(now_ms, *op)))
     }
 
-    fn release<'a>(&'a self, ops: &'a [OperationId], _: Instant) -> Answer<'a, ()> {
-        self.at_once(|ledger, _| ops.iter().for_each(|op| ledger.release(*op)))
+    fn settle<'a>(&'a self, settled: &'a [Settled], _: Instant) -> Answer<'a, ()> {
+        self.at_once(|ledger, _| settled.iter().for_each(|settled| ledger.settle(*settled)))
     }
 
     fn renew<'a>(&'a self, ops: &'a [OperationId], slot_ttl: Duration, _: Instant) -> Answer<'a, Vec<OperationId>> {

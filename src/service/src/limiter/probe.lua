@@ -10,7 +10,7 @@
 -- Why it is made this way: a connection counts as good only after this. A replica, a full memory, a missing password
 -- and a user who may not run one of the commands show here, and not halfway through somebody's charge.
 --
--- Bounds: 13 commands of O(1); leaves one key, for 10 s.
+-- Bounds: 12 commands of O(1); leaves one key, for 10 s.
 
 redis.call('TIME')
 redis.call('SET', KEYS[1], '1', 'PX', 10000)

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use portcullis_decision::charge::{ChargePlan, Charged};
 use portcullis_decision::config::{LimiterConfig, StoreUrl};
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::operation::OperationId;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -128,19 +129,19 @@ impl RedisLimiter {
         }
     }
 
-    /// Runs one call for each operation.
-    async fn ask_each<T>(
+    /// Runs one call for each item, in order; an item is an operation, or says what becomes of one.
+    async fn ask_each<I: Copy + Send + Sync, T: Send>(
         &self,
-        ops: &[OperationId],
+        items: &[I],
         deadline: Instant,
-        call: impl Fn(OperationId) -> Call + Send + Sync,
-        mut take: impl FnMut(OperationId, &Words) -> Option<T> + Send,
+        call: impl Fn(I) -> Call + Send + Sync,
+        mut take: impl FnMut(I, &Words) -> Option<T> + Send,
     ) -> Result<Vec<T>, StoreFault> {
-        let mut taken = Vec::with_capacity(ops.len());
-        for batch in ops.chunks(BATCH) {
-            let calls: Vec<Call> = batch.iter().map(|op| call(*op)).collect();
-            for (op, words) in batch.iter().zip(self.ask(&calls, deadline).await?) {
-                taken.push(take(*op, &words).ok_or(StoreFault::NotSensible)?);
+        let mut taken = Vec::with_capacity(items.len());
+        for batch in items.chunks(BATCH) {
+            let calls: Vec<Call> = batch.iter().map(|item| call(*item)).collect();
+            for (item, words) in batch.iter().zip(self.ask(&calls, deadline).await?) {
+                taken.push(take(*item, &words).ok_or(StoreFault::NotSensible)?);
             }
         }
         Ok(taken)
@@ -237,10 +238,10 @@ impl Limiter for RedisLimiter {
         })
     }
 
-    fn release<'a>(&'a self, ops: &'a [OperationId], deadline: Instant) -> Answer<'a, ()> {
+    fn settle<'a>(&'a self, settled: &'a [Settled], deadline: Instant) -> Answer<'a, ()> {
         Box::pin(async move {
-            let call = |op| Call::release(&self.prefix, op);
-            self.ask_each(ops, deadline, call, |_, words| words.done())
+            let call = |settled| Call::settle(&self.prefix, settled);
+            self.ask_each(settled, deadline, call, |_, words| words.done())
                 .await
                 .map(drop)
         })

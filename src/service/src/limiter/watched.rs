@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use portcullis_decision::charge::{ChargePlan, Charged};
 use portcullis_decision::class::{Dependency, FailureClass};
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::log_line::{Level, LogLine};
 use portcullis_decision::operation::OperationId;
 use tokio::time::{Instant, timeout_at};
@@ -72,13 +73,13 @@ impl WatchedLimiter {
         self.watch(until, self.limiter.cancel(ops, until)).await
     }
 
-    /// See [`Limiter::release`].
+    /// See [`Limiter::settle`].
     ///
     /// # Errors
     /// The store's.
-    pub async fn release(&self, ops: &[OperationId]) -> Result<(), StoreFault> {
+    pub async fn settle(&self, settled: &[Settled]) -> Result<(), StoreFault> {
         let until = self.deadline();
-        self.watch(until, self.limiter.release(ops, until)).await
+        self.watch(until, self.limiter.settle(settled, until)).await
     }
 
     /// See [`Limiter::renew`].

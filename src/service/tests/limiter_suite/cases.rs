@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use portcullis_decision::charge::{ChargeEntry, ChargePlan, Charged, key};
 use portcullis_decision::class::Code;
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::limits::{Resource, Scope};
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::rules::Gate;
@@ -115,13 +116,13 @@ pub(crate) async fn a_released_slot_is_free_and_only_its_own_holder_frees_it(sub
     let one = [slot("k", 1), entry("k", Resource::Requests, 10, 1)];
     assert!(subject.is_granted(1, &one).await);
     assert!(!subject.is_granted(2, &one).await);
-    subject.release(2).await;
+    subject.settle(2, None).await;
     assert!(!subject.is_granted(2, &one).await, "somebody else's slot was freed");
-    subject.release(1).await;
-    subject.release(1).await;
+    subject.settle(1, None).await;
+    subject.settle(1, None).await;
     assert!(!subject.renew(1).await, "a slot that was given back came back");
     assert!(subject.is_granted(3, &one).await);
-    subject.release(1).await;
+    subject.settle(1, None).await;
     assert_eq!(subject.used(&one).await, [1, 2]);
 }
 
@@ -167,7 +168,8 @@ pub(crate) async fn a_batch_of_any_length_is_carried_out(subject: Subject) {
     let mut asked = ops.clone();
     asked.push(id(500));
     assert_eq!(subject.limiter.renew(&asked, long, soon()).await.unwrap(), [id(500)]);
-    subject.limiter.release(&ops[..100], soon()).await.unwrap();
+    let ended: Vec<Settled> = ops[..100].iter().map(|op| Settled { op: *op, tokens: None }).collect();
+    subject.limiter.settle(&ended, soon()).await.unwrap();
     assert_eq!(subject.used(&entries).await, [300, 200]);
     subject.limiter.cancel(&ops, soon()).await.unwrap();
     assert_eq!(subject.used(&entries).await, [0, 0]);
@@ -314,7 +316,7 @@ pub(crate) async fn the_longest_wait_of_the_denying_gate_is_reported(subject: Su
     assert_eq!(second.denial(&states).unwrap().retry_after_s, Some(50));
 }
 
-async fn together(subject: &Subject, plans: Vec<ChargePlan>) -> usize {
+pub(crate) async fn together(subject: &Subject, plans: Vec<ChargePlan>) -> usize {
     let mut calls = tokio::task::JoinSet::new();
     for plan in plans {
         let limiter = Arc::clone(&subject.limiter);

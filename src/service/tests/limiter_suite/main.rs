@@ -11,51 +11,76 @@
 
 mod cases;
 mod model;
+mod settling;
 #[path = "../stores/mod.rs"]
 mod stores;
 mod subject;
 
 macro_rules! suite {
-    ($($case:ident),+ $(,)?) => {
+    ($($file:ident { $($case:ident),+ $(,)? })+) => {
         mod memory {
-            $(#[tokio::test] async fn $case() { super::cases::$case(super::subject::Subject::memory().unwrap()).await; })+
+            $($(#[tokio::test] async fn $case() {
+                super::$file::$case(super::subject::Subject::memory().unwrap()).await;
+            })+)+
         }
         mod redis {
-            $(#[tokio::test] async fn $case() {
-                super::cases::$case(super::subject::Subject::store("redis-server").await.unwrap()).await;
-            })+
+            $($(#[tokio::test] async fn $case() {
+                super::$file::$case(super::subject::Subject::store("redis-server").await.unwrap()).await;
+            })+)+
         }
         /// Passes without a look where no such server is installed.
         mod valkey {
-            $(#[tokio::test] async fn $case() {
+            $($(#[tokio::test] async fn $case() {
                 if let Some(subject) = super::subject::Subject::valkey().await {
-                    super::cases::$case(subject).await;
+                    super::$file::$case(subject).await;
                 }
-            })+
+            })+)+
         }
     };
 }
 
-suite!(
-    a_window_starts_with_its_first_charge_and_retry_after_is_enough,
-    a_denied_request_charges_no_scope,
-    one_operation_is_charged_once_however_often_it_is_asked,
-    a_cancel_gives_everything_back_whichever_arrives_first,
-    a_refund_after_its_window_is_gone_is_a_no_op,
-    a_released_slot_is_free_and_only_its_own_holder_frees_it,
-    a_lapsed_slot_is_free_and_never_revived,
-    a_renewed_slot_lives_on,
-    a_batch_of_any_length_is_carried_out,
-    a_limit_lowered_below_what_is_used_denies_without_an_underflow,
-    a_first_charge_of_zero_starts_a_window_that_ends,
-    a_limit_of_zero_denies_even_what_costs_nothing,
-    ids_never_meet_in_a_key,
-    a_token_hold_is_charged_whole_and_given_back_whole,
-    capacity_denies_before_contract,
-    the_longest_wait_of_the_denying_gate_is_reported,
-    fifty_concurrent_charges_admit_exactly_the_limit,
-    fifty_concurrent_charges_of_one_operation_count_once,
-    figures_up_to_two_to_the_53_are_exact,
-    a_plan_without_entries_is_granted,
-    a_ping_is_answered,
-);
+suite! {
+    cases {
+        a_window_starts_with_its_first_charge_and_retry_after_is_enough,
+        a_denied_request_charges_no_scope,
+        one_operation_is_charged_once_however_often_it_is_asked,
+        a_cancel_gives_everything_back_whichever_arrives_first,
+        a_refund_after_its_window_is_gone_is_a_no_op,
+        a_released_slot_is_free_and_only_its_own_holder_frees_it,
+        a_lapsed_slot_is_free_and_never_revived,
+        a_renewed_slot_lives_on,
+        a_batch_of_any_length_is_carried_out,
+        a_limit_lowered_below_what_is_used_denies_without_an_underflow,
+        a_first_charge_of_zero_starts_a_window_that_ends,
+        a_limit_of_zero_denies_even_what_costs_nothing,
+        ids_never_meet_in_a_key,
+        a_token_hold_is_charged_whole_and_given_back_whole,
+        capacity_denies_before_contract,
+        the_longest_wait_of_the_denying_gate_is_reported,
+        fifty_concurrent_charges_admit_exactly_the_limit,
+        fifty_concurrent_charges_of_one_operation_count_once,
+        figures_up_to_two_to_the_53_are_exact,
+        a_plan_without_entries_is_granted,
+        a_ping_is_answered,
+    }
+    settling {
+        a_settlement_gives_the_difference_back_in_its_window,
+        a_settlement_above_the_hold_charges_the_difference_over_the_limit_if_need_be,
+        a_settlement_of_all_that_was_held_changes_nothing,
+        a_settlement_is_made_once,
+        fifty_concurrent_settlements_of_one_operation_count_once,
+        a_stream_that_ends_without_a_word_about_tokens_keeps_its_hold_charged,
+        a_settlement_after_its_window_is_gone_is_a_no_op,
+        a_settlement_never_takes_a_counter_below_zero,
+        a_settlement_frees_the_slots_of_its_operation_and_a_renewal_does_not_revive_them,
+        a_lapsed_slot_does_not_keep_its_operation_from_being_settled,
+        a_cancel_after_a_settlement_gives_back_what_it_charged,
+        a_settlement_of_a_cancelled_or_unknown_operation_changes_nothing,
+        a_settlement_leaves_windows_of_requests_alone,
+        every_token_window_of_an_operation_is_settled,
+        a_batch_settles_each_operation_for_itself,
+        fifty_concurrent_charges_of_forty_against_a_hundred_tokens_left_admit_exactly_two,
+        settlements_up_to_two_to_the_53_are_exact_and_none_goes_over,
+        a_settlement_while_the_slot_is_renewed_is_the_last_word,
+    }
+}

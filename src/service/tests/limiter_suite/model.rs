@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portcullis_decision::charge::{ChargeEntry, ChargePlan, Charged, EntryState};
-use portcullis_decision::ledger::Ledger;
+use portcullis_decision::ledger::{Ledger, Settled};
 use portcullis_decision::limits::Resource;
 use portcullis_service::limiter::Limiter;
 use rand::rngs::StdRng;
@@ -42,24 +42,44 @@ impl Run {
     fn entries(&mut self) -> Vec<ChargeEntry> {
         let tokens = self.random.random_range(0..7);
         let limit = self.random.random_range(2..5);
+        let all = self.all(tokens, limit);
+        all.into_iter().filter(|_| self.random.random_bool(0.6)).collect()
+    }
+
+    fn all(&self, tokens: u64, limit: u64) -> [ChargeEntry; 6] {
         let (a, b) = (format!("{}a", self.name), format!("{}b", self.name));
         let long = |entry| ChargeEntry { window_s: 3, ..entry };
         let short = |entry| ChargeEntry { window_s: 1, ..entry };
-        let all = [
+        [
             short(entry(&a, Resource::Requests, limit, 1)),
             short(entry(&a, Resource::Tokens, 12, tokens)),
             entry(&a, Resource::Concurrency, 2, 1),
             long(entry(&b, Resource::Requests, 5, 1)),
+            long(entry(&b, Resource::Tokens, 30, tokens)),
             entry(&b, Resource::Concurrency, 3, 1),
-        ];
-        all.into_iter().filter(|_| self.random.random_bool(0.6)).collect()
+        ]
+    }
+
+    /// Whether all counters and slots of both are the same, by a charge that is denied.
+    async fn look(&mut self, now_ms: u64) -> bool {
+        let mut entries = vec![entry(&self.name, Resource::Requests, 0, 1)];
+        entries.extend(self.all(0, 2));
+        let plan = ChargePlan {
+            op: id(self.first_op + OPERATIONS),
+            entries,
+        };
+        let ours = self.ledger.charge(now_ms, &plan, SLOT_TTL_MS);
+        let ttl = Duration::from_millis(SLOT_TTL_MS);
+        let theirs = self.limiter.charge(&plan, ttl, soon()).await.unwrap();
+        self.history.push(format!("  model {ours:?}\n  store {theirs:?}"));
+        agree(&ours, &theirs)
     }
 
     /// Carries out one operation on both. Returns whether the outcomes are the same.
     async fn operate(&mut self, now_ms: u64) -> bool {
         let op = id(self.first_op + self.random.random_range(0..OPERATIONS));
         let ttl = Duration::from_millis(SLOT_TTL_MS);
-        match self.random.random_range(0..10) {
+        match self.random.random_range(0..11) {
             0..6 => {
                 let plan = ChargePlan {
                     op,
@@ -76,13 +96,15 @@ impl Run {
                 self.ledger.cancel(now_ms, op);
                 self.limiter.cancel(&[op], soon()).await.unwrap();
                 self.history.push(format!("{now_ms}: cancel {op}"));
-                true
+                self.look(now_ms).await
             }
-            7 => {
-                self.ledger.release(op);
-                self.limiter.release(&[op], soon()).await.unwrap();
-                self.history.push(format!("{now_ms}: release {op}"));
-                true
+            7..9 => {
+                let tokens = self.random.random_bool(0.8).then(|| self.random.random_range(0..20));
+                let settled = Settled { op, tokens };
+                self.ledger.settle(settled);
+                self.limiter.settle(&[settled], soon()).await.unwrap();
+                self.history.push(format!("{now_ms}: {settled:?}"));
+                self.look(now_ms).await
             }
             _ => {
                 let ours = self.ledger.renew(now_ms, op, SLOT_TTL_MS);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portcullis_decision::charge::{ChargeEntry, ChargePlan, Charged, EntryState, key};
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::limits::{Resource, Scope};
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::rules::Gate;
@@ -67,8 +68,9 @@ impl Subject {
         self.limiter.cancel(&[id(op)], soon()).await.unwrap();
     }
 
-    pub(crate) async fn release(&self, op: u32) {
-        self.limiter.release(&[id(op)], soon()).await.unwrap();
+    pub(crate) async fn settle(&self, op: u32, tokens: Option<u64>) {
+        let settled = Settled { op: id(op), tokens };
+        self.limiter.settle(&[settled], soon()).await.unwrap();
     }
 
     pub(crate) async fn renew(&self, op: u32) -> bool {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use portcullis_decision::charge::{ChargeEntry, ChargePlan, Charged, key};
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::limits::{Resource, Scope};
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::rules::Gate;
@@ -75,6 +76,32 @@ async fn a_reply_lost_with_its_connection_is_asked_again_and_counted_once() {
     );
     assert!(matches!(charged, Charged::Granted(_)), "{charged:?}");
     assert_eq!(store.number(&["GET", COUNTER]).await, 1);
+}
+
+#[tokio::test]
+async fn a_settlement_whose_reply_was_lost_is_asked_again_and_made_once() {
+    let store = Store::redis().await;
+    let proxy = Proxy::start(store.port, id(1).to_string()).await;
+    let limiter = open(&proxy.url(), 1_000);
+    connected(&limiter).await;
+    let tokens = |n, cost| ChargePlan {
+        op: id(n),
+        entries: vec![entry(Resource::Tokens, 100, cost)],
+    };
+    for n in [1, 2] {
+        limiter.charge(&tokens(n, 40), SLOT_TTL, within(1_000)).await.unwrap();
+    }
+    proxy.mood.cut_next_reply.store(true, Ordering::SeqCst);
+    let settled = Settled {
+        op: id(1),
+        tokens: Some(15),
+    };
+    limiter.settle(&[settled], within(1_000)).await.unwrap();
+    assert!(
+        !proxy.mood.cut_next_reply.load(Ordering::SeqCst),
+        "the reply was not lost"
+    );
+    assert_eq!(store.number(&["GET", "portcullis:{owner:o}:tokens:60"]).await, 55);
 }
 
 #[tokio::test]

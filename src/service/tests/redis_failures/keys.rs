@@ -3,13 +3,32 @@
 use std::time::Duration;
 
 use portcullis_decision::charge::{ChargePlan, Charged};
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::limits::Resource;
 use portcullis_service::limiter::StoreFault;
+use redis::Value;
 
 use crate::counting::{COUNTER, SLOT_TTL, connected, entry, id, one, within};
 use crate::stores::{Store, open};
 
 const SLOTS: &str = "portcullis:{owner:o}:concurrency";
+const TOKENS: &str = "portcullis:{owner:o}:tokens:60";
+
+fn ended(n: u32, tokens: Option<u64>) -> Settled {
+    Settled { op: id(n), tokens }
+}
+
+/// Forty of a hundred tokens.
+fn hold(n: u32) -> ChargePlan {
+    ChargePlan {
+        op: id(n),
+        entries: vec![entry(Resource::Tokens, 100, 40)],
+    }
+}
+
+fn text(value: Value) -> String {
+    redis::from_redis_value(value).unwrap()
+}
 
 async fn every_key_lives_for_a_time(store: &Store) {
     let keys = store.keys().await;
@@ -48,11 +67,125 @@ async fn every_key_has_a_time_to_live_after_every_operation() {
         store.number(&["PTTL", SLOTS]).await > 30_000,
         "the set goes before its last slot"
     );
-    limiter.release(&[id(1)], within(1_000)).await.unwrap();
+    limiter.settle(&[ended(1, Some(7))], within(1_000)).await.unwrap();
+    every_key_lives_for_a_time(&store).await;
+    limiter.settle(&[ended(1, None)], within(1_000)).await.unwrap();
     limiter.cancel(&[id(0), id(9)], within(1_000)).await.unwrap();
     every_key_lives_for_a_time(&store).await;
     assert_eq!(store.number(&["ZCARD", SLOTS]).await, 1);
-    assert_eq!(store.number(&["GET", "portcullis:{owner:o}:tokens:60"]).await, 0);
+    assert_eq!(store.number(&["GET", TOKENS]).await, 7);
+}
+
+#[tokio::test]
+async fn a_settlement_moves_no_time_to_live() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    limiter.charge(&hold(1), SLOT_TTL, within(1_000)).await.unwrap();
+    let record = format!("portcullis:op:{}", id(1));
+    let mut ends = Vec::new();
+    for tokens in [None, Some(5), Some(6)] {
+        limiter.settle(&[ended(1, tokens)], within(1_000)).await.unwrap();
+        ends.push([
+            store.number(&["PEXPIRETIME", TOKENS]).await,
+            store.number(&["PEXPIRETIME", &record]).await,
+        ]);
+    }
+    assert!(
+        ends.iter().all(|at| *at == ends[0] && at[0] > 0 && at[1] > at[0]),
+        "{ends:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_settlement_never_takes_a_counter_below_zero_whatever_was_done_to_it() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    for (n, (planted, tokens, expected)) in [("5", 0, 0), ("5", 10, 10), ("0", 3, 3), ("39", 41, 41)]
+        .iter()
+        .enumerate()
+    {
+        let n = u32::try_from(n).unwrap();
+        store.run(&["DEL", TOKENS]).await;
+        limiter.charge(&hold(n), SLOT_TTL, within(1_000)).await.unwrap();
+        store.run(&["SET", TOKENS, planted, "KEEPTTL"]).await;
+        limiter.settle(&[ended(n, Some(*tokens))], within(1_000)).await.unwrap();
+        assert_eq!(
+            store.number(&["GET", TOKENS]).await,
+            *expected,
+            "{planted} settled with {tokens}"
+        );
+        limiter.cancel(&[id(n)], within(1_000)).await.unwrap();
+        assert_eq!(
+            store.number(&["GET", TOKENS]).await,
+            0,
+            "{planted} settled with {tokens}"
+        );
+    }
+    // What is no count is nobody's share, and is left for whoever put it there.
+    store.run(&["DEL", TOKENS]).await;
+    limiter.charge(&hold(9), SLOT_TTL, within(1_000)).await.unwrap();
+    store.run(&["SET", TOKENS, "many", "KEEPTTL"]).await;
+    limiter.settle(&[ended(9, Some(1))], within(1_000)).await.unwrap();
+    assert_eq!(text(store.run(&["GET", TOKENS]).await), "many");
+}
+
+#[tokio::test]
+async fn a_settlement_that_fails_halfway_is_made_as_a_whole_when_it_is_asked_again() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    let plan = ChargePlan {
+        op: id(1),
+        entries: vec![entry(Resource::Tokens, 100, 40), entry(Resource::Concurrency, 3, 1)],
+    };
+    limiter.charge(&plan, SLOT_TTL, within(1_000)).await.unwrap();
+    store.run(&["SET", SLOTS, "something else"]).await;
+    for _ in 0..2 {
+        let answer = limiter.settle(&[ended(1, Some(10))], within(1_000)).await;
+        assert_eq!(answer, Err(StoreFault::NotSensible));
+        assert_eq!(store.number(&["GET", TOKENS]).await, 40);
+    }
+    store.run(&["DEL", SLOTS]).await;
+    limiter.settle(&[ended(1, Some(10))], within(1_000)).await.unwrap();
+    assert_eq!(store.number(&["GET", TOKENS]).await, 10);
+}
+
+/// Versions that knew no settlement wrote every window as `w`.
+#[tokio::test]
+async fn a_record_of_an_older_version_frees_its_slots_keeps_its_hold_and_is_cancelled_as_ever() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    let plan = ChargePlan {
+        op: id(1),
+        entries: vec![
+            entry(Resource::Requests, 100, 1),
+            entry(Resource::Tokens, 100, 40),
+            entry(Resource::Concurrency, 3, 1),
+        ],
+    };
+    limiter.charge(&plan, SLOT_TTL, within(1_000)).await.unwrap();
+    let record = format!("portcullis:op:{}", id(1));
+    let new = text(store.run(&["GET", &record]).await);
+    let old = new.replace("\nt ", "\nw ");
+    assert_ne!(old, new);
+    store.run(&["SET", &record, &old, "KEEPTTL"]).await;
+    assert!(
+        limiter
+            .renew(&[id(1)], SLOT_TTL, within(1_000))
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    limiter.settle(&[ended(1, Some(5))], within(1_000)).await.unwrap();
+    assert_eq!(store.number(&["ZCARD", SLOTS]).await, 0);
+    assert_eq!(store.number(&["GET", TOKENS]).await, 40);
+    limiter.cancel(&[id(1)], within(1_000)).await.unwrap();
+    for counter in [TOKENS, COUNTER] {
+        assert_eq!(store.number(&["GET", counter]).await, 0);
+    }
 }
 
 #[tokio::test]

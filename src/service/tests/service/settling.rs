@@ -1,4 +1,4 @@
-//! `POST /v1/settle`: cancels in any order, releases, renewals and the ones that came too late.
+//! `POST /v1/settle`: cancels in any order, releases, settlements, renewals and the ones that came too late.
 
 use serde_json::{Value, json};
 
@@ -73,6 +73,115 @@ async fn a_slot_is_free_again_when_it_is_released() {
     );
 }
 
+/// A decision about so many of the owner's hundred tokens.
+async fn hold(service: &Service, op: &str, tokens: u64) -> Value {
+    let changes = json!({"op": op, "tokens": tokens, "limits": {"owner": {"tokens": 100, "concurrency": 2}}});
+    service.post("/v1/decide", &request(changes)).await.json()
+}
+
+#[tokio::test]
+async fn a_settlement_gives_back_what_was_held_and_not_used_once_and_frees_the_slot() {
+    let service = Service::start(in_memory()).await;
+    let (first, second) = (op(), op());
+    let admitted = hold(&service, &first, 60).await;
+    assert_eq!(
+        (&admitted["verdict"], &admitted["held_tokens"]),
+        (&json!("admit"), &json!(60))
+    );
+    assert_eq!(hold(&service, &op(), 50).await["code"], "TOKENS_LIMITED");
+    for tokens in [10, 0, 90] {
+        let answer = settle(&service, json!({"settles": [{"op": first, "tokens": tokens}]})).await;
+        assert_eq!(answer, json!({}), "{tokens}");
+    }
+    let admitted = hold(&service, &second, 50).await;
+    assert_eq!(admitted["verdict"], "admit");
+    assert_eq!(admitted["tightest"]["remaining"], 40);
+    // Both slots would be taken had the settlement not freed one.
+    assert_eq!(hold(&service, &op(), 40).await["verdict"], "admit");
+    assert_eq!(hold(&service, &op(), 0).await["code"], "CONCURRENCY_LIMITED");
+}
+
+#[tokio::test]
+async fn a_settlement_above_the_hold_is_charged_over_the_limit_and_a_cancel_gives_it_back() {
+    let service = Service::start(in_memory()).await;
+    let greedy = op();
+    assert_eq!(hold(&service, &greedy, 10).await["verdict"], "admit");
+    settle(&service, json!({"settles": [{"op": greedy, "tokens": 500}]})).await;
+    let denied = hold(&service, &op(), 1).await;
+    assert_eq!(
+        (&denied["code"], &denied["limit"]["remaining"]),
+        (&json!("TOKENS_LIMITED"), &json!(0))
+    );
+    settle(&service, json!({"cancels": [greedy]})).await;
+    assert_eq!(hold(&service, &op(), 100).await["verdict"], "admit");
+}
+
+#[tokio::test]
+async fn one_batch_may_release_settle_cancel_and_renew_and_a_settlement_without_tokens_keeps_the_hold() {
+    let service = Service::start(in_memory()).await;
+    let [released, silent, settled, cancelled, both] = [op(), op(), op(), op(), op()];
+    let limits = json!({"tokens": 1000, "concurrency": 50});
+    for op in [&released, &silent, &settled, &cancelled, &both] {
+        let changes = json!({"op": op, "tokens": 100, "limits": {"owner": limits}});
+        let answer = service.post("/v1/decide", &request(changes)).await.json();
+        assert_eq!(answer["verdict"], "admit");
+    }
+    let batch = json!({
+        "releases": [released, both],
+        "settles": [{"op": silent}, {"op": settled, "tokens": 7}, {"op": cancelled, "tokens": 9}, {"op": both, "tokens": 1}],
+        "cancels": [cancelled],
+        "renewals": [released, silent, settled, cancelled, both],
+    });
+    for _ in 0..2 {
+        assert_eq!(
+            settle(&service, batch.clone()).await,
+            json!({}),
+            "what ended is not lost"
+        );
+    }
+    let changes = json!({"tokens": 0, "limits": {"owner": {"tokens": 1000, "concurrency": 1}}});
+    let answer = service.post("/v1/decide", &request(changes)).await.json();
+    assert_eq!(answer["verdict"], "admit", "a slot was not freed: {answer}");
+    assert_eq!(answer["tightest"]["remaining"], 1000 - 100 - 100 - 7 - 1, "{answer}");
+}
+
+#[tokio::test]
+async fn a_settlement_leaves_requests_charged_and_one_that_nobody_knows_is_accepted() {
+    let service = Service::start(in_memory()).await;
+    let only = op();
+    assert_eq!(
+        decide(&service, &only, json!({"requests": 1})).await["verdict"],
+        "admit"
+    );
+    settle(
+        &service,
+        json!({"settles": [{"op": only, "tokens": 0}, {"op": op(), "tokens": 5}, {"op": op()}]}),
+    )
+    .await;
+    assert_eq!(
+        decide(&service, &op(), json!({"requests": 1})).await["code"],
+        "RATE_LIMITED"
+    );
+}
+
+#[tokio::test]
+async fn tokens_that_are_no_count_are_refused_with_the_whole_batch() {
+    let service = Service::start(in_memory()).await;
+    let held = op();
+    assert_eq!(hold(&service, &held, 60).await["verdict"], "admit");
+    for tokens in [json!(-1), json!(1.5), json!("7"), json!(1e300), json!([])] {
+        let batch = json!({"profile": "development", "settles": [{"op": held, "tokens": tokens}]});
+        assert_eq!(service.post("/v1/settle", &batch).await.status, 400, "{tokens}");
+    }
+    let unknown = json!({"profile": "development", "settles": [{"op": held, "token": 1}]});
+    assert_eq!(service.post("/v1/settle", &unknown).await.status, 400);
+    assert_eq!(
+        hold(&service, &op(), 41).await["code"],
+        "TOKENS_LIMITED",
+        "the hold stands"
+    );
+}
+
 #[tokio::test]
 async fn a_renewal_keeps_a_slot_and_one_that_lapsed_is_lost_and_counted() {
     let mut config = in_memory();
@@ -121,7 +230,7 @@ async fn without_a_limiter_nothing_is_held_so_every_renewal_is_lost() {
     let held = op();
     let answer = settle(
         &service,
-        json!({"renewals": [held], "cancels": [op()], "releases": [op()]}),
+        json!({"renewals": [held], "cancels": [op()], "releases": [op()], "settles": [{"op": op(), "tokens": 1}]}),
     )
     .await;
     assert_eq!(answer, json!({"lost": [held]}));

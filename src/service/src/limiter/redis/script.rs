@@ -4,14 +4,13 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use portcullis_decision::charge::{ChargePlan, Charged, EntryState};
+use portcullis_decision::ledger::{LARGEST_COUNT, Settled};
 use portcullis_decision::limits::Resource;
 use portcullis_decision::operation::OperationId;
 use redis::Value;
 
 /// How long an operation is remembered beyond what it took: longer than any retry or late cancel.
 const GRACE: Duration = Duration::from_secs(60);
-/// Above every limit, and the last of the integers that Lua's numbers tell apart: a larger cost is as far over.
-const LARGEST_COST: u64 = 1 << 53;
 
 /// A script with the name under which the server keeps it.
 #[derive(Debug)]
@@ -29,7 +28,7 @@ fn script(source: &'static str) -> Script {
 
 static CHARGE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../charge.lua")));
 static CANCEL: LazyLock<Script> = LazyLock::new(|| script(include_str!("../cancel.lua")));
-static RELEASE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../release.lua")));
+static SETTLE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../settle.lua")));
 static RENEW: LazyLock<Script> = LazyLock::new(|| script(include_str!("../renew.lua")));
 static PROBE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../probe.lua")));
 
@@ -47,15 +46,16 @@ impl Call {
         let mut arguments = vec![plan.op.to_string(), ms(slot_ttl), ms(GRACE)];
         for entry in &plan.entries {
             keys.push(format!("{prefix}:{}", entry.key));
-            let kind = if entry.resource == Resource::Concurrency {
-                "s"
-            } else {
-                "w"
+            let kind = match entry.resource {
+                Resource::Concurrency => "s",
+                Resource::Tokens => "t",
+                Resource::Requests => "w",
             };
             arguments.extend([
                 kind.to_owned(),
                 entry.limit.to_string(),
-                entry.cost.min(LARGEST_COST).to_string(),
+                // A larger cost is as far over every limit.
+                entry.cost.min(LARGEST_COUNT).to_string(),
                 ms(Duration::from_secs(entry.window_s)),
             ]);
         }
@@ -74,11 +74,12 @@ impl Call {
         }
     }
 
-    pub(super) fn release(prefix: &str, op: OperationId) -> Self {
+    pub(super) fn settle(prefix: &str, settled: Settled) -> Self {
+        let tokens = settled.tokens.map(|tokens| tokens.min(LARGEST_COUNT).to_string());
         Self {
-            script: &RELEASE,
-            keys: vec![record(prefix, op)],
-            arguments: vec![op.to_string()],
+            script: &SETTLE,
+            keys: vec![record(prefix, settled.op)],
+            arguments: std::iter::once(settled.op.to_string()).chain(tokens).collect(),
         }
     }
 
@@ -264,7 +265,13 @@ mod tests {
             [
                 Call::charge("p", &plan, ttl),
                 cancel(),
-                Call::release("p", plan.op),
+                Call::settle(
+                    "p",
+                    Settled {
+                        op: plan.op,
+                        tokens: Some(7),
+                    },
+                ),
                 Call::renew("p", plan.op, ttl),
             ]
             .map(|call| call.arguments)
@@ -272,6 +279,7 @@ mod tests {
         let first = calls();
         assert_eq!(first, calls());
         assert_eq!(first[0], [OP, "30000", "60000"]);
+        assert_eq!(first[2], [OP, "7"]);
         assert_eq!(first[3], [OP, "30000", "60000"]);
     }
 }
