@@ -1,10 +1,14 @@
 //! What one configuration shares among its streams in one VM: breaker, outbox, allowances, slots held, and what is logged
 //! and shown. Streams borrow it for the length of one event.
 
+mod leases;
+
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use hashbrown::HashMap;
+
+use leases::Leases;
 
 use crate::allowance::Allowances;
 use crate::breaker::Breaker;
@@ -60,6 +64,8 @@ pub enum Effect {
     AddResponseHeader(&'static str, String),
     /// Call the decision service for this stream, and report a refusal to call at once.
     Dispatch(Callout),
+    /// Call the decision service for a block that no request waits for; its answer goes to [`Gatehouse::fetched`].
+    Fetch(OperationId, Callout),
     /// End the request with this reply.
     Reply(Reply),
     /// Let the paused request go on.
@@ -82,6 +88,7 @@ pub struct Gatehouse {
     allowances: Allowances,
     logs: LogLimiter,
     slots: HashMap<OperationId, HeldSlot>,
+    leases: Leases,
     unenforced_until_ms: Option<u64>,
     reassert_at_ms: u64,
     has_told_of_unknown_header: bool,
@@ -90,6 +97,7 @@ pub struct Gatehouse {
 impl Gatehouse {
     /// The state of a fresh VM. `text` is what the configuration was parsed from.
     pub fn new(config: FilterConfig, text: &[u8]) -> Self {
+        let leases = Leases::of(&config, text);
         let outbox = Outbox::of(config.window_s.saturating_mul(1000), config.rules.meters());
         Self {
             config,
@@ -99,6 +107,7 @@ impl Gatehouse {
             allowances: Allowances::default(),
             logs: LogLimiter::default(),
             slots: HashMap::new(),
+            leases,
             unenforced_until_ms: None,
             reassert_at_ms: 0,
             has_told_of_unknown_header: false,
@@ -278,7 +287,7 @@ impl Gatehouse {
 
     /// Whether everything has been told.
     pub fn is_settled(&self) -> bool {
-        self.outbox.is_empty()
+        self.outbox.is_empty() && self.leases.are_settled()
     }
 
     /// Lines that were held back, for the end of the VM.

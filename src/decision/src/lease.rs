@@ -19,17 +19,17 @@
 
 mod slot;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use alloc::vec::Vec;
 
 use slot::{Block, MOST_BLOCKS, Remembered, Seen, Slot};
 
-use crate::limits::{Limit, Resource, Scope};
+use crate::limits::{Limit, Resource, Scope, StampedLimits};
 use crate::operation::OperationId;
-use crate::rules::Gate;
+use crate::rules::{Gate, Rules};
 use crate::verdict::{Denial, Grant, LimitState};
-use crate::wire::{DecideRequest, Return};
+use crate::wire::{Return, Subject};
 
 /// How often a write that lost a race is tried, in all. Then the request is decided by a callout.
 const ATTEMPTS: usize = 8;
@@ -47,6 +47,15 @@ pub trait SharedMemory {
     /// Replaces a slot's value if its version is still this one; 0 for a slot without a value.
     fn set(&mut self, slot: u64, value: &[u8], version: u32) -> Written;
 }
+
+/// What a host is asked for in the middle of an event.
+pub trait Host: SharedMemory {
+    /// 128 random bits, or `None` if it has none.
+    fn random(&mut self) -> Option<[u8; 16]>;
+}
+
+/// The slot in which the gateway's own id stands, whatever the configuration.
+pub const GATEWAY_SLOT: u64 = u64::MAX;
 
 /// The host has no memory that its workers share: every decision is a callout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,18 +80,13 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// The bundle of a request, if its rules can be leased at all: gates that hold something for the length of a stream, or
-    /// that count each run, can't. `configuration` tells configurations apart, `slots` is how many slots there are.
-    pub fn of(request: &DecideRequest, configuration: &str, slots: u64) -> Option<Self> {
-        let leasable =
-            |gate| matches!(gate, Gate::OrgStatus | Gate::ModelPolicy | Gate::Capacity | Gate::Contract);
-        let holds_slots = Scope::CONTRACT
-            .iter()
-            .any(|scope| request.limits.of(*scope).concurrency != Limit::Unlimited);
-        if slots == 0 || holds_slots || !request.gates.iter().all(|rule| leasable(rule.gate())) {
+    /// The bundle of a request under rules that [`are_leasable`]; `None` if its limits take slots, which are held for the
+    /// length of a stream. `configuration` tells configurations apart, `slots` is how many slots there are.
+    pub fn of(subject: &Subject, limits: &StampedLimits, configuration: &str, slots: u64) -> Option<Self> {
+        let takes_slots = |scope: &Scope| limits.of(*scope).concurrency != Limit::Unlimited;
+        if Scope::CONTRACT.iter().any(takes_slots) {
             return None;
         }
-        let subject = &request.subject;
         let mut key = Vec::with_capacity(128);
         let mut part = |text: Option<&str>| {
             // Absent and empty are different, and no text can look like the end of another.
@@ -92,12 +96,18 @@ impl Bundle {
         };
         part(Some(configuration));
         part(Some(&subject.owner));
-        for id in [&subject.org, &subject.auth, &subject.graph, &subject.lane, &subject.model] {
+        for id in [
+            &subject.org,
+            &subject.auth,
+            &subject.graph,
+            &subject.lane,
+            &subject.model,
+        ] {
             part(id.as_deref());
         }
         for scope in Scope::CONTRACT {
             for resource in [Resource::Requests, Resource::Tokens] {
-                let figure = request.limits.of(scope).get(resource).figure();
+                let figure = limits.of(scope).get(resource).figure();
                 key.extend_from_slice(&figure.unwrap_or(u64::MAX).to_le_bytes());
             }
         }
@@ -105,6 +115,17 @@ impl Bundle {
         let slots = [hash.checked_rem(slots)?, hash.rotate_left(32).checked_rem(slots)?];
         Some(Self { key, slots })
     }
+}
+
+/// Whether rules can be leased at all: gates that hold something for the length of a stream, or that count each run, can't.
+pub fn are_leasable(rules: &Rules) -> bool {
+    let leasable = |gate| {
+        matches!(
+            gate,
+            Gate::OrgStatus | Gate::ModelPolicy | Gate::Capacity | Gate::Contract
+        )
+    };
+    rules.gates.iter().all(|rule| leasable(rule.gate()))
 }
 
 /// FNV-1a, with its bits mixed once more: neighbouring keys must not share both of their slots.
@@ -288,13 +309,22 @@ impl Slot {
         if !is_ours || times.now_ms >= remembered.until_ms || hold < remembered.hold {
             return None;
         }
-        Some(remembered.denial.later(times.now_ms.saturating_sub(remembered.since_ms)))
+        Some(
+            remembered
+                .denial
+                .later(times.now_ms.saturating_sub(remembered.since_ms)),
+        )
     }
 
     /// Takes out blocks that nobody looks after any more.
     fn take_orphans(&mut self, now_ms: u64) -> Vec<Unspent> {
         let is_orphan = |block: &Block| now_ms >= block.ends_ms.saturating_add(ORPHANED_MS);
-        let gone = self.blocks.iter().filter(|block| is_orphan(block)).map(Unspent::of).collect();
+        let gone = self
+            .blocks
+            .iter()
+            .filter(|block| is_orphan(block))
+            .map(Unspent::of)
+            .collect();
         self.blocks.retain(|block| !is_orphan(block));
         gone
     }
@@ -381,7 +411,9 @@ pub fn install(
         ends_ms: dispatched_ms.saturating_add(grant.ends_in_ms.min(times.max_age_ms)),
     };
     for _ in 0..ATTEMPTS {
-        let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else { break };
+        let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else {
+            break;
+        };
         let slot = &mut read.slot;
         let gone = slot.take_orphans(times.now_ms);
         if slot.blocks.len() >= MOST_BLOCKS || times.now_ms >= block.ends_ms {
@@ -418,7 +450,9 @@ pub fn remember(memory: &mut dyn SharedMemory, bundle: &Bundle, denial: &Denial,
     let Some(limit) = denial.limit else { return };
     let ms = limit.reset_ms.min(times.max_age_ms);
     for _ in 0..ATTEMPTS {
-        let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else { return };
+        let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else {
+            return;
+        };
         let is_of_tokens = limit.resource == Resource::Tokens;
         // Admissions that are still there, or on their way, are worth more than the denial.
         if read.slot.left(times) > 0 && !is_of_tokens {

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 use crate::config::Profile;
 use crate::operation::OperationId;
-use crate::wire::{SettleRequest, Settlement, Unmetered};
+use crate::wire::{Return, SettleRequest, Settlement, Unmetered};
 
 /// Entries that wait at most.
 const CAPACITY: usize = 8_192;
@@ -34,6 +34,8 @@ pub enum Note {
     Ended(Settlement),
     /// Its stream goes on.
     Renew(OperationId),
+    /// A part of a block goes back.
+    Return(Return),
 }
 
 /// Notes that wait, and the batch that is under way.
@@ -68,13 +70,21 @@ impl Outbox {
             Note::Cancel(_) => self.records_runs,
             // Money does not lapse.
             Note::Ended(settlement) => settlement.bill.is_some(),
-            Note::Renew(_) => false,
+            Note::Renew(_) | Note::Return(_) => false,
         };
         !keeps && age_ms > MAX_AGE_MS.saturating_add(self.window_ms)
     }
 
     /// Adds a note at `now_ms`.
     pub fn add(&mut self, note: Note, now_ms: u64) {
+        if let (Note::Return(part), Some((Note::Return(last), _))) = (&note, self.waiting.back_mut())
+            && part.lease == last.lease
+        {
+            // Not sent yet, so they can go back as one.
+            last.requests = last.requests.saturating_add(part.requests);
+            last.tokens = last.tokens.saturating_add(part.tokens);
+            return;
+        }
         if self.waiting.len() >= CAPACITY {
             self.dropped = self.dropped.saturating_add(1);
         } else {
@@ -139,6 +149,7 @@ impl Outbox {
                 }
                 Note::Ended(settlement) => request.settles.push(settlement.clone()),
                 Note::Renew(op) => request.renewals.push(*op),
+                Note::Return(part) => request.returns.push(*part),
             }
         }
         Some(request)

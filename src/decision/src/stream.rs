@@ -19,6 +19,7 @@ mod reading;
 
 use account::Account;
 pub use answer::CalloutAnswer;
+pub(crate) use answer::sensible_verdict;
 pub use ending::bypass_message;
 use reading::Reading;
 
@@ -30,6 +31,7 @@ use crate::config::{LimitHeaders, Mode};
 use crate::envelope;
 use crate::gatehouse::{Effect, Gatehouse};
 use crate::hold::Hold;
+use crate::lease::{Bundle, Host};
 use crate::log_line::Level;
 use crate::metric::Counter;
 use crate::operation::OperationId;
@@ -62,6 +64,10 @@ struct Caller {
 struct Deciding {
     request: DecideRequest,
     hold: Hold,
+    /// What its lease would be, if its rules can be leased.
+    bundle: Option<Bundle>,
+    /// When it was first asked about.
+    asked_ms: u64,
     deadline_ms: u64,
     dispatched_ms: u64,
     /// A call has left, so the service may have charged.
@@ -126,13 +132,13 @@ impl Stream {
         }
     }
 
-    /// The request's headers are here. `random` gives 128 random bits, or `None` if the host has none.
+    /// The request's headers are here.
     pub fn on_request_headers(
         &mut self,
         gatehouse: &mut Gatehouse,
         head: RequestHead<'_>,
+        host: &mut dyn Host,
         now_ms: u64,
-        random: &mut dyn FnMut() -> Option<[u8; 16]>,
     ) -> Vec<Effect> {
         let mut effects = gatehouse.passed(now_ms);
         if !matches!(self.state, State::New) {
@@ -182,7 +188,7 @@ impl Stream {
             envelope::Reading::Present(envelope) => {
                 let reads_body = reading::body_follows(headers, head.ends_here);
                 let body_of = reads_body.then_some(path);
-                self.decide(gatehouse, *envelope, body_of, now_ms, random, &mut effects);
+                self.decide(gatehouse, host, *envelope, body_of, now_ms, &mut effects);
             }
         }
         effects
@@ -283,6 +289,9 @@ impl Stream {
                 let closing = account.close();
                 if closing.is_hold {
                     effects.push(Effect::Count(Counter::UsageUnknown, 1));
+                }
+                if let Some((lease, tokens)) = closing.returned {
+                    gatehouse.give_back(lease, tokens, now_ms);
                 }
                 if let Some(settlement) = closing.settlement {
                     gatehouse.settle(settlement, now_ms);

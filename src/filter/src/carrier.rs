@@ -9,11 +9,14 @@ use std::rc::Rc;
 
 use portcullis_decision::config::LimitHeaders;
 use portcullis_decision::gatehouse::{Callout, Effect, Gatehouse};
+use portcullis_decision::metric::Counter;
+use portcullis_decision::operation::OperationId;
 use portcullis_decision::reply::Reply;
 use portcullis_decision::stream::{Stream, Wait};
 
 use crate::header_map;
 use crate::host::{self, Map};
+use crate::memory::HostMemory;
 use crate::metrics::Metrics;
 use crate::vm;
 
@@ -24,6 +27,8 @@ pub(crate) struct Live {
     metrics: Metrics,
     upstream: String,
     authority: String,
+    /// First part of the keys of its leases in the host's memory.
+    lease_prefix: String,
     pub(crate) limit_headers: LimitHeaders,
     /// The host ticks: only then does anybody look at the streams that wait.
     pub(crate) ticks: Cell<bool>,
@@ -42,12 +47,20 @@ impl Live {
             metrics: Metrics::define(&config.rules.name),
             upstream: config.decision.upstream.clone(),
             authority: config.decision.authority.clone(),
+            lease_prefix: gatehouse.lease_prefix(),
             limit_headers: config.limit_headers,
             ticks: Cell::new(false),
             waiting: RefCell::new(VecDeque::new()),
             reading: RefCell::new(VecDeque::new()),
             refused: RefCell::new(Vec::new()),
             gatehouse: RefCell::new(gatehouse),
+        }
+    }
+
+    /// The host, with the memory of this configuration.
+    pub(crate) const fn memory(&self) -> HostMemory<'_> {
+        HostMemory {
+            prefix: self.lease_prefix.as_str(),
         }
     }
 
@@ -122,10 +135,13 @@ impl StreamContext {
 
     /// Lets the pure stream see an event; `None` if the state is in use, which only a host that calls back in the middle
     /// of a pure computation could bring about.
-    pub(crate) fn event(&self, event: impl FnOnce(&mut Stream, &mut Gatehouse) -> Vec<Effect>) -> Option<Vec<Effect>> {
+    pub(crate) fn event(
+        &self,
+        event: impl FnOnce(&mut Stream, &mut Gatehouse, &mut HostMemory<'_>) -> Vec<Effect>,
+    ) -> Option<Vec<Effect>> {
         let mut stream = self.stream.try_borrow_mut().ok()?;
         let mut gatehouse = self.live.gatehouse.try_borrow_mut().ok()?;
-        Some(event(&mut stream, &mut gatehouse))
+        Some(event(&mut stream, &mut gatehouse, &mut self.live.memory()))
     }
 
     /// Whether the request is to be held.
@@ -173,6 +189,7 @@ impl StreamContext {
                     let _ = host::add_header(Map::Response, name, &value);
                 }
                 Effect::Dispatch(callout) => self.dispatch(context, &callout),
+                Effect::Fetch(op, callout) => self.fetch(op, &callout),
                 Effect::Reply(reply) => self.reply(context, Box::new(reply)),
                 Effect::Resume => self.resume(context),
                 // The rest needs no stream, and was carried out above.
@@ -186,14 +203,29 @@ impl StreamContext {
             Ok(token) => {
                 vm::expect_answer(token, vm::Asker::Stream(context));
                 self.wait(context, Wait::Decision);
-                self.event(|stream, _| stream.on_dispatched())
+                self.event(|stream, _, _| stream.on_dispatched())
             }
             Err(host::Refused) => {
                 let now_ms = vm::now_ms();
-                self.event(|stream, gatehouse| stream.on_dispatch_refused(gatehouse, now_ms))
+                self.event(|stream, gatehouse, _| stream.on_dispatch_refused(gatehouse, now_ms))
             }
         };
         self.carry_out(context, more.unwrap_or_default());
+    }
+
+    /// Nobody waits for this call: the stream may be gone before its answer comes.
+    fn fetch(&self, op: OperationId, callout: &Callout) {
+        match self.live.call(callout) {
+            Ok(token) => {
+                vm::expect_answer(token, vm::Asker::Fetch(Rc::clone(&self.live), op));
+                self.live.carry_out(Effect::Count(Counter::Callouts, 1));
+            }
+            Err(host::Refused) => {
+                if let Ok(mut house) = self.live.gatehouse.try_borrow_mut() {
+                    house.fetch_refused(op);
+                }
+            }
+        }
     }
 
     fn reply(&self, context: u32, reply: Box<Reply>) {

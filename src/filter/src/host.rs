@@ -94,6 +94,20 @@ mod import {
         pub(super) fn proxy_increment_metric(id: u32, offset: i64) -> u32;
         pub(super) fn proxy_record_metric(id: u32, value: u64) -> u32;
         pub(super) fn proxy_done() -> u32;
+        pub(super) fn proxy_get_shared_data(
+            key: *const u8,
+            key_size: usize,
+            value: *mut *mut u8,
+            value_size: *mut usize,
+            version: *mut u32,
+        ) -> u32;
+        pub(super) fn proxy_set_shared_data(
+            key: *const u8,
+            key_size: usize,
+            value: *const u8,
+            value_size: usize,
+            version: u32,
+        ) -> u32;
     }
 
     #[link(wasm_import_module = "wasi_snapshot_preview1")]
@@ -266,6 +280,33 @@ pub(crate) fn increment_metric(id: u32, offset: u64) -> HostResult<()> {
 pub(crate) fn record_metric(id: u32, value: u64) -> HostResult<()> {
     // SAFETY: no pointers.
     checked(unsafe { import::proxy_record_metric(id, value) })
+}
+
+/// A value of the memory that all workers share, and its version; `Ok(None)` if there is none under this key.
+pub(crate) fn shared_data(key: &str) -> HostResult<Option<(Vec<u8>, u32)>> {
+    const NOT_FOUND: u32 = 1;
+    let (mut data, mut size, mut version) = (null_mut(), 0, 0);
+    // SAFETY: the pointers are to live memory, the size is the key's.
+    let status = unsafe {
+        import::proxy_get_shared_data(key.as_ptr(), key.len(), &raw mut data, &raw mut size, &raw mut version)
+    };
+    if status == NOT_FOUND {
+        return Ok(None);
+    }
+    checked(status)?;
+    Ok(Some((adopt(data, size), version)))
+}
+
+/// Replaces such a value if its version is still this one. `Ok(false)`: it is not.
+pub(crate) fn set_shared_data(key: &str, value: &[u8], version: u32) -> HostResult<bool> {
+    const CAS_MISMATCH: u32 = 8;
+    // SAFETY: pointers and sizes are those of live slices.
+    let status =
+        unsafe { import::proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), version) };
+    if status == CAS_MISMATCH {
+        return Ok(false);
+    }
+    checked(status).map(|()| true)
 }
 
 /// Says that a context that wanted to finish something has finished.

@@ -9,5 +9,6 @@
 mod carrier;
 mod header_map;
 mod host;
+mod memory;
 mod metrics;
 mod vm;

@@ -153,8 +153,7 @@ pub(crate) fn on_request_headers(context: u32, ends_here: bool) -> Held {
         headers: headers.as_deref(),
         ends_here,
     };
-    let effects = stream
-        .event(|stream, gatehouse| stream.on_request_headers(gatehouse, head, now_ms, &mut || host::random().ok()));
+    let effects = stream.event(|stream, house, host| stream.on_request_headers(house, head, host, now_ms));
     let Some(effects) = effects else { return true };
     stream.carry_out_in_request(context, effects);
     if stream.waits_for(Wait::Body).is_some() {
@@ -174,6 +173,9 @@ fn tell_without_ticks(live: &Rc<Live>) {
     });
     for (id, root) in roots {
         if !root.ticks.get() && root.all().iter().any(|other| Rc::ptr_eq(other, live)) {
+            if let Ok(mut house) = live.gatehouse.try_borrow_mut() {
+                house.tend_leases(&mut live.memory(), now_ms());
+            }
             root.tell(id);
         }
     }
@@ -191,12 +193,12 @@ pub(crate) fn on_request_body(context: u32, size: usize, ends_here: bool) -> Hel
         let piece = host::buffer(Buffer::RequestBody, start, size.saturating_sub(start).min(PIECE))
             .ok()
             .filter(|piece| !piece.is_empty());
-        let effects = stream.event(|stream, gatehouse| stream.on_body_piece(gatehouse, piece.as_deref(), now_ms));
+        let effects = stream.event(|stream, house, _| stream.on_body_piece(house, piece.as_deref(), now_ms));
         let Some(effects) = effects else { return true };
         stream.carry_out_in_request(context, effects);
     }
     if ends_here || stream.body_read().is_none() {
-        let effects = stream.event(|stream, gatehouse| stream.on_body_end(gatehouse, now_ms));
+        let effects = stream.event(|stream, house, host| stream.on_body_end(house, host, now_ms));
         stream.carry_out_in_request(context, effects.unwrap_or_default());
     }
     stream.is_held()
@@ -212,7 +214,7 @@ pub(crate) fn on_response_headers(context: u32) {
         let map = host::header_map(Map::Response).ok();
         map.and_then(|map| header_map::parse(&map))
     };
-    let effects = stream.event(|stream, _| stream.on_response_headers(wanted, &mut headers));
+    let effects = stream.event(|stream, _, _| stream.on_response_headers(wanted, &mut headers));
     stream.carry_out(context, effects.unwrap_or_default());
 }
 
@@ -227,7 +229,7 @@ pub(crate) fn on_response_body(context: u32, size: usize) {
             .ok()
             .filter(|piece| !piece.is_empty());
         start = start.saturating_add(piece.as_ref().map_or(0, Vec::len));
-        stream.event(|stream, _| {
+        stream.event(|stream, _, _| {
             stream.on_response_body(piece.as_deref());
             Vec::new()
         });
@@ -269,6 +271,17 @@ pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_s
                 drain(id, &root);
             }
         }
+        Asker::Fetch(live, op) => {
+            let answer = CalloutAnswer {
+                status,
+                body: body.as_deref(),
+            };
+            let effects = live
+                .gatehouse
+                .try_borrow_mut()
+                .map(|mut house| house.fetched(&mut live.memory(), op, answer, now_ms));
+            live.carry_out_all(effects.unwrap_or_default());
+        }
         Asker::Stream(id) => {
             let Some(stream) = with(None, |vm| get(&vm.streams, id)) else {
                 return;
@@ -284,7 +297,7 @@ pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_s
                 // What it said cannot be carried out: the deadline ends the wait.
                 Err(host::Refused) => return,
             }
-            let effects = stream.event(|stream, gatehouse| stream.on_callout_answer(gatehouse, answer, now_ms));
+            let effects = stream.event(|stream, house, host| stream.on_callout_answer(house, host, answer, now_ms));
             stream.carry_out(id, effects.unwrap_or_default());
             let _ = host::set_effective_context(context);
         }
@@ -305,7 +318,10 @@ pub(crate) fn on_tick(context: u32) {
     let Some(root) = root(context) else { return };
     let now_ms = now_ms();
     for live in root.all() {
-        let effects = live.gatehouse.try_borrow_mut().map(|mut house| house.passed(now_ms));
+        let effects = live.gatehouse.try_borrow_mut().map(|mut house| {
+            house.tend_leases(&mut live.memory(), now_ms);
+            house.passed(now_ms)
+        });
         live.carry_out_all(effects.unwrap_or_default());
         look_at_deadlines(context, &live, now_ms);
     }
@@ -362,7 +378,7 @@ fn look_at_waits(root: u32, live: &Live, wait: Wait, now_ms: u64) {
         }
         match host::set_effective_context(id) {
             Ok(true) => {
-                let effects = stream.event(|stream, gatehouse| stream.on_clock(gatehouse, now_ms));
+                let effects = stream.event(|stream, house, _| stream.on_clock(house, now_ms));
                 stream.carry_out(id, effects.unwrap_or_default());
             }
             Ok(false) => on_end(id),
@@ -384,7 +400,7 @@ pub(crate) fn on_end(context: u32) {
     };
     let now_ms = now_ms();
     stream.offer_nothing();
-    let effects = stream.event(|stream, gatehouse| stream.on_end(gatehouse, now_ms));
+    let effects = stream.event(|stream, house, _| stream.on_end(house, now_ms));
     stream.live.carry_out_all(effects.unwrap_or_default());
 }
 
@@ -396,6 +412,7 @@ pub(crate) fn on_done(context: u32) -> bool {
     };
     for live in root.all() {
         let effects = live.gatehouse.try_borrow_mut().map(|mut house| {
+            house.end_leases(&mut live.memory(), now_ms());
             house.hurry();
             house.last_lines()
         });

@@ -4,19 +4,25 @@ use std::vec;
 
 use super::*;
 use crate::class::Code;
-use crate::wire::Subject;
+use crate::wire::{DecideRequest, Subject};
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
 /// A host's memory. `races` writes of others come between a read and the next write.
-#[derive(Default)]
-struct Memory {
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
     values: HashMap<u64, (Vec<u8>, u32)>,
     version: u32,
     races: u32,
     refuses: bool,
-    is_absent: bool,
-    writes: u32,
+    pub(crate) is_absent: bool,
+    pub(crate) has_no_random: bool,
+}
+
+impl Host for Memory {
+    fn random(&mut self) -> Option<[u8; 16]> {
+        (!self.has_no_random).then_some([7; 16])
+    }
 }
 
 impl SharedMemory for Memory {
@@ -39,7 +45,6 @@ impl SharedMemory for Memory {
             return Written::Raced;
         }
         self.version += 1;
-        self.writes += 1;
         self.values.insert(slot, (value.to_vec(), self.version));
         Written::Done
     }
@@ -61,7 +66,8 @@ fn op(n: u8) -> OperationId {
 }
 
 fn bundle(owner: &str) -> Bundle {
-    Bundle::of(&request(owner), "config", 8).unwrap()
+    let request = request(owner);
+    Bundle::of(&request.subject, &request.limits, "config", 8).unwrap()
 }
 
 const fn at(now_ms: u64) -> Times {
@@ -89,14 +95,27 @@ fn taken(memory: &mut Memory, hold: u64, now_ms: u64) -> Take {
 }
 
 fn installed(memory: &mut Memory, n: u8, grant: Grant, now_ms: u64) -> Option<Installed> {
-    install(memory, &bundle("o"), op(n), grant, None, at(now_ms), now_ms, &mut Vec::new())
+    install(
+        memory,
+        &bundle("o"),
+        op(n),
+        grant,
+        None,
+        at(now_ms),
+        now_ms,
+        &mut Vec::new(),
+    )
 }
 
 #[test]
 fn a_block_is_handed_out_to_the_last_admission_and_not_one_more() {
     let mut memory = Memory::default();
     assert_eq!(taken(&mut memory, 1, 0), Take::Ask { fetch: true });
-    assert_eq!(taken(&mut memory, 1, 1), Take::Ask { fetch: false }, "one asker at a time");
+    assert_eq!(
+        taken(&mut memory, 1, 1),
+        Take::Ask { fetch: false },
+        "one asker at a time"
+    );
     installed(&mut memory, 1, grant(10, None), 2).unwrap();
     let mut fetches = 0;
     for _ in 0..10 {
@@ -108,7 +127,11 @@ fn a_block_is_handed_out_to_the_last_admission_and_not_one_more() {
     }
     assert_eq!(fetches, 1, "half way, and only once");
     assert_eq!(taken(&mut memory, 1, 4), Take::Ask { fetch: false });
-    assert_eq!(taken(&mut memory, 1, 300), Take::Ask { fetch: true }, "whoever fetched is late");
+    assert_eq!(
+        taken(&mut memory, 1, 300),
+        Take::Ask { fetch: true },
+        "whoever fetched is late"
+    );
 }
 
 #[test]
@@ -130,7 +153,14 @@ fn what_a_gone_vm_has_fetched_is_returned_by_the_next_one() {
     take(&mut memory, &bundle("o"), 1, at(1_999), &mut returns);
     assert_eq!(returns, []);
     take(&mut memory, &bundle("o"), 1, at(2_300), &mut returns);
-    assert_eq!(returns, [Unspent { lease: op(1), requests: 10, tokens: 0 }]);
+    assert_eq!(
+        returns,
+        [Unspent {
+            lease: op(1),
+            requests: 10,
+            tokens: 0
+        }]
+    );
     take(&mut memory, &bundle("o"), 1, at(2_301), &mut returns);
     assert_eq!(returns.len(), 1);
 }
@@ -139,13 +169,29 @@ fn what_a_gone_vm_has_fetched_is_returned_by_the_next_one() {
 fn tokens_bound_the_admissions_and_the_leftover_of_the_last_one_goes_back() {
     let mut memory = Memory::default();
     installed(&mut memory, 1, grant(3, Some(100)), 0);
-    assert!(matches!(taken(&mut memory, 1_000, 1), Take::Leased(Share { held_tokens: Some(50), .. })), "clamped");
+    assert!(
+        matches!(
+            taken(&mut memory, 1_000, 1),
+            Take::Leased(Share {
+                held_tokens: Some(50),
+                ..
+            })
+        ),
+        "clamped"
+    );
     assert!(matches!(taken(&mut memory, 40, 1), Take::Leased(_)));
     assert!(matches!(taken(&mut memory, 40, 1), Take::Ask { .. }), "10 are left");
     let mut returns = Vec::new();
     let last = take(&mut memory, &bundle("o"), 4, at(1), &mut returns);
     assert!(matches!(last, Take::Leased(_)));
-    assert_eq!(returns, [Unspent { lease: op(1), requests: 0, tokens: 6 }]);
+    assert_eq!(
+        returns,
+        [Unspent {
+            lease: op(1),
+            requests: 0,
+            tokens: 6
+        }]
+    );
 }
 
 #[test]
@@ -174,16 +220,34 @@ fn any_value_that_is_not_this_bundles_own_is_no_lease() {
     }
     // Another configuration's.
     memory.values.clear();
-    let other = Bundle::of(&request("o"), "another", 8).unwrap();
+    let like = request("o");
+    let other = Bundle::of(&like.subject, &like.limits, "another", 8).unwrap();
     for slot in bundle("o").slots {
         let foreign = Bundle {
             key: other.key.clone(),
             slots: [slot; 2],
         };
-        install(&mut memory, &foreign, op(2), grant(10, None), None, at(0), 0, &mut Vec::new()).unwrap();
+        install(
+            &mut memory,
+            &foreign,
+            op(2),
+            grant(10, None),
+            None,
+            at(0),
+            0,
+            &mut Vec::new(),
+        )
+        .unwrap();
     }
-    assert_eq!(taken(&mut memory, 1, 1), Take::Ask { fetch: false }, "it is not displaced either");
-    assert!(matches!(taken(&mut memory, 1, 2_500), Take::Ask { fetch: true }), "once it is gone it is");
+    assert_eq!(
+        taken(&mut memory, 1, 1),
+        Take::Ask { fetch: false },
+        "it is not displaced either"
+    );
+    assert!(
+        matches!(taken(&mut memory, 1, 2_500), Take::Ask { fetch: true }),
+        "once it is gone it is"
+    );
 }
 
 #[test]
@@ -215,35 +279,61 @@ fn a_denial_is_remembered_until_its_reset_or_its_age_and_counts_down() {
         panic!("denied")
     };
     assert_eq!((said.retry_after_s, said.limit.unwrap().reset_ms), (Some(41), 40_900));
-    assert!(matches!(taken(&mut memory, 1, 1_000), Take::Ask { .. }), "at most max_age");
-    remember(&mut memory, &bundle("o"), &denial(Resource::Requests, 400), 0, at(2_000));
+    assert!(
+        matches!(taken(&mut memory, 1, 1_000), Take::Ask { .. }),
+        "at most max_age"
+    );
+    remember(
+        &mut memory,
+        &bundle("o"),
+        &denial(Resource::Requests, 400),
+        0,
+        at(2_000),
+    );
     assert!(matches!(taken(&mut memory, 1, 2_399), Take::Denied(_)));
-    assert!(matches!(taken(&mut memory, 1, 2_400), Take::Ask { .. }), "at most its reset");
-    remember(&mut memory, &bundle("o"), &denial(Resource::Tokens, 4_000), 30, at(3_000));
+    assert!(
+        matches!(taken(&mut memory, 1, 2_400), Take::Ask { .. }),
+        "at most its reset"
+    );
+    remember(
+        &mut memory,
+        &bundle("o"),
+        &denial(Resource::Tokens, 4_000),
+        30,
+        at(3_000),
+    );
     assert!(matches!(taken(&mut memory, 30, 3_001), Take::Denied(_)));
-    assert!(matches!(taken(&mut memory, 29, 3_001), Take::Ask { .. }), "less may fit");
-    remember(&mut memory, &bundle("o"), &Denial::plain(Code::OrgSuspended, None), 0, at(5_000));
+    assert!(
+        matches!(taken(&mut memory, 29, 3_001), Take::Ask { .. }),
+        "less may fit"
+    );
+    remember(
+        &mut memory,
+        &bundle("o"),
+        &Denial::plain(Code::OrgSuspended, None),
+        0,
+        at(5_000),
+    );
     assert!(matches!(taken(&mut memory, 1, 5_001), Take::Ask { .. }));
 }
 
 #[test]
 fn only_rules_that_hold_nothing_and_count_no_runs_are_leased() {
-    let with = |gates: &str, limits: &str| {
-        let mut request = request("o");
-        request.gates = serde_json::from_str(gates).unwrap();
-        request.limits = serde_json::from_str(limits).unwrap();
-        Bundle::of(&request, "c", 8).is_some()
+    let leasable = |gates: &str| {
+        let text = std::format!(
+            r#"{{"profile": "development", "decision": {{"upstream": "p"}}, "rules": {{"name": "r", "gates": {gates},
+                "envelope": {{"when_missing": "reject"}}, "decision": {{"when_unavailable": "reject"}}}}}}"#
+        );
+        are_leasable(&crate::config::FilterConfig::parse(text.as_bytes()).unwrap().rules)
     };
-    let policy = r#"[{"gate": "org_status", "when_unavailable": "reject"}, {"gate": "capacity", "when_unavailable": "reject"}]"#;
-    assert!(with(policy, "{}"));
-    assert!(!with(policy, r#"{"auth": {"concurrency": 3}}"#));
-    for gate in [
-        r#"[{"gate": "launch_rate", "per_minute": 3, "burst": 1}]"#,
-        r#"[{"gate": "concurrency", "when_unavailable": "reject"}]"#,
-        r#"[{"gate": "metering", "when_unavailable": "reject"}]"#,
-    ] {
-        assert!(!with(gate, "{}"), "{gate}");
-    }
+    let gate = |name: &str| std::format!(r#"{{"gate": "{name}", "when_unavailable": "reject"}}"#);
+    let all = [gate("org_status"), gate("capacity"), gate("contract")].join(",");
+    assert!(leasable(&std::format!("[{all}]")));
+    assert!(!leasable(r#"[{"gate": "launch_rate", "per_minute": 3, "burst": 1}]"#));
+    assert!(!leasable(&std::format!("[{}]", gate("concurrency"))));
+    assert!(!leasable(&std::format!("[{}]", gate("metering"))));
+    let limits: StampedLimits = serde_json::from_str(r#"{"auth": {"concurrency": 3}}"#).unwrap();
+    assert_eq!(Bundle::of(&request("o").subject, &limits, "c", 8), None);
 }
 
 #[test]
@@ -258,11 +348,16 @@ fn whatever_differs_to_a_gate_is_another_bundle() {
     others[2].subject.auth = Some(String::new());
     others[3].limits.owner.requests = Limit::of(101);
     others[4].limits.owner.tokens = Limit::of(5);
-    let key = |request: &DecideRequest| Bundle::of(request, "c", 8).unwrap().key;
+    let key_under = |request: &DecideRequest, configuration: &str| {
+        Bundle::of(&request.subject, &request.limits, configuration, 8)
+            .unwrap()
+            .key
+    };
+    let key = |request: &DecideRequest| key_under(request, "c");
     for other in &others {
         assert_ne!(key(&base), key(other));
     }
-    assert_ne!(key(&base), Bundle::of(&base, "d", 8).unwrap().key);
+    assert_ne!(key(&base), key_under(&base, "d"));
     let mut same = base.clone();
     (same.op, same.tokens, same.budget_ms) = (op(9), 77, 1);
     assert_eq!(key(&base), key(&same));
@@ -274,7 +369,9 @@ fn whatever_differs_to_a_gate_is_another_bundle() {
 fn however_workers_interleave_nothing_is_handed_out_twice() {
     let mut seed = 0x9e37_79b9_u64;
     let mut random = move |below: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % below
     };
     for _ in 0..200 {

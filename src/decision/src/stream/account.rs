@@ -25,6 +25,8 @@ pub(super) struct Account {
     op: OperationId,
     has_slot: bool,
     hold: Hold,
+    /// The operation that charged the block of which this request is a part.
+    lease: Option<OperationId>,
     /// What its token windows are charged so far.
     held_tokens: Option<u64>,
     /// Whose month its cost is added to, and the model by whose price.
@@ -48,6 +50,8 @@ enum Response {
 pub(super) struct Closing {
     /// What has to be told; `None` if nothing is held.
     pub(super) settlement: Option<Settlement>,
+    /// The block, and the tokens that go back to its windows.
+    pub(super) returned: Option<(OperationId, i64)>,
     /// The hold stands, since nobody knows better.
     pub(super) is_hold: bool,
 }
@@ -66,10 +70,18 @@ impl Account {
             op: request.op,
             has_slot,
             hold,
+            lease: None,
             held_tokens,
             payer: subject.org.clone().zip(subject.model.clone()).filter(|_| records_cost),
             response: Response::Awaited,
         }
+    }
+
+    /// Of a request that was admitted by a part of a block: only the difference to its hold is told.
+    #[must_use]
+    pub(super) const fn of_lease(mut self, lease: OperationId) -> Self {
+        self.lease = Some(lease);
+        self
     }
 
     /// Whether what the response reports makes a difference.
@@ -163,10 +175,22 @@ impl Account {
                 }
             }
         });
+        if let Some(lease) = self.lease {
+            let difference = |tokens: u64| {
+                let signed = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
+                signed(self.held_tokens.unwrap_or(0)).saturating_sub(signed(tokens))
+            };
+            return Closing {
+                settlement: None,
+                returned: tokens.map(|tokens| (lease, difference(tokens))),
+                is_hold,
+            };
+        }
         let has_anything = self.has_slot || tokens.is_some() || bill.is_some();
         let op = self.op;
         Closing {
             settlement: has_anything.then_some(Settlement { op, tokens, bill }),
+            returned: None,
             is_hold,
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::class::Dependency;
 use crate::rules::Choice;
-use crate::verdict::Verdict;
+use crate::verdict::{Grant, Verdict};
 use crate::wire::{DecideAnswer, DecideRequest, LARGEST_ANSWER};
 
 /// What a callout came to.
@@ -16,7 +16,7 @@ pub struct CalloutAnswer<'a> {
 
 /// The verdict of an answer that makes sense: `:status` exactly 200, bounded, known words, our operation id, no bypass
 /// that our rules do not allow. Anything else is no answer.
-pub(super) fn sensible_verdict(answer: CalloutAnswer<'_>, request: &DecideRequest) -> Option<Verdict> {
+pub(crate) fn sensible_verdict(answer: CalloutAnswer<'_>, request: &DecideRequest) -> Option<Verdict> {
     let body = answer
         .body
         .filter(|body| answer.status == Some(200) && body.len() <= LARGEST_ANSWER)?;
@@ -24,7 +24,10 @@ pub(super) fn sensible_verdict(answer: CalloutAnswer<'_>, request: &DecideReques
     if answer.op != request.op {
         return None;
     }
+    // A block that was not asked for, or that is larger, would be handed out by nobody's leave.
+    let is_asked_for = |grant: &Grant| request.lease.is_some_and(|ask| grant.requests <= ask.max_requests);
     let sensible = match &answer.verdict {
+        Verdict::Admit(admission) if !admission.lease.as_ref().is_none_or(is_asked_for) => false,
         Verdict::Admit(admission) => admission.bypassed.iter().all(|bypass| {
             let rule = request.gates.iter().find(|rule| rule.gate() == bypass.gate);
             bypass.class.can_be_opened()

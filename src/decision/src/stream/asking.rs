@@ -11,9 +11,11 @@ use crate::envelope::Envelope;
 use crate::evaluation::needs_decision;
 use crate::gatehouse::{Callout, Effect, Gatehouse};
 use crate::hold::Hold;
+use crate::lease::{Host, Take};
 use crate::log_line::Level;
 use crate::metric::Counter;
 use crate::operation::OperationId;
+use crate::reply::Refusal;
 use crate::rules::Gate;
 use crate::wire::{DECIDE_PATH, DecideRequest};
 
@@ -27,10 +29,10 @@ impl Stream {
     pub(super) fn decide(
         &mut self,
         gatehouse: &mut Gatehouse,
+        host: &mut dyn Host,
         envelope: Envelope,
         body_of: Option<&[u8]>,
         now_ms: u64,
-        random: &mut dyn FnMut() -> Option<[u8; 16]>,
         effects: &mut Vec<Effect>,
     ) {
         let Envelope {
@@ -60,9 +62,8 @@ impl Stream {
             gatehouse.unenforced(now_ms, effects);
         }
         let config = gatehouse.config();
-        let op = random().map(OperationId::from_random);
         let request = DecideRequest {
-            op: op.unwrap_or(NO_ID),
+            op: NO_ID,
             profile: config.profile,
             rules: config.rules.name.clone(),
             mode: config.mode,
@@ -82,19 +83,36 @@ impl Stream {
         }
         match body_of.filter(|_| source == ModelSource::Body) {
             Some(path) => self.read_body(gatehouse, request, path, now_ms, effects),
-            None => self.ask(gatehouse, request, hold, now_ms, effects),
+            None => self.ask(gatehouse, host, request, hold, now_ms, effects),
         }
     }
 
-    /// Asks the service, unless it is known not to answer.
+    /// Asks the host's memory, and then the service, unless it is known not to answer.
     pub(super) fn ask(
         &mut self,
         gatehouse: &mut Gatehouse,
-        request: DecideRequest,
+        host: &mut dyn Host,
+        mut request: DecideRequest,
         hold: Hold,
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
+        let bundle = gatehouse.bundle(&request.subject, &request.limits);
+        if let Some(bundle) = &bundle {
+            match gatehouse.take(host, bundle, request.tokens, now_ms) {
+                Take::Leased(share) => {
+                    if share.fetch {
+                        gatehouse.fetch_ahead(host, bundle, &request, now_ms, effects);
+                    }
+                    return self.pass_leased(&request, hold, share, effects);
+                }
+                Take::Denied(denial) => {
+                    return self.refuse_plainly(gatehouse, &Refusal::Denied(denial), now_ms, effects);
+                }
+                Take::Ask { fetch } => request.lease = gatehouse.lease_ask(host, fetch),
+            }
+        }
+        request.op = host.random().map_or(NO_ID, OperationId::from_random);
         if request.op == NO_ID {
             return self.unavailable(gatehouse, Some((&request, hold)), now_ms, effects);
         }
@@ -105,6 +123,8 @@ impl Stream {
                 let deciding = Deciding {
                     request,
                     hold,
+                    bundle,
+                    asked_ms: now_ms,
                     deadline_ms,
                     dispatched_ms: now_ms,
                     has_left: false,
@@ -150,6 +170,7 @@ impl Stream {
     pub fn on_callout_answer(
         &mut self,
         gatehouse: &mut Gatehouse,
+        host: &mut dyn Host,
         answer: CalloutAnswer<'_>,
         now_ms: u64,
     ) -> Vec<Effect> {
@@ -165,7 +186,7 @@ impl Stream {
             if gatehouse.breaker.succeeded() {
                 effects.push(Effect::BreakerOpen(false));
             }
-            self.carry_out(gatehouse, &deciding, verdict, now_ms, &mut effects);
+            self.carry_out(gatehouse, host, &deciding, verdict, now_ms, &mut effects);
             return effects;
         }
         // No connection, or one that was closed under the call (a restart, an idle keep-alive): once more, as the same

@@ -10,6 +10,7 @@ use crate::config::Mode;
 use crate::evaluation::known_denial;
 use crate::gatehouse::{Effect, Gatehouse};
 use crate::hold::Hold;
+use crate::lease::{Host, Share};
 use crate::log_line::{Level, LogLine};
 use crate::metric::Counter;
 use crate::outbox::Note;
@@ -80,12 +81,16 @@ impl Stream {
     pub(super) fn carry_out(
         &mut self,
         gatehouse: &mut Gatehouse,
+        host: &mut dyn Host,
         deciding: &Deciding,
         verdict: Verdict,
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
         let request = &deciding.request;
+        if let Some(bundle) = &deciding.bundle {
+            gatehouse.learn(host, bundle, request, &verdict, deciding.asked_ms, now_ms);
+        }
         match verdict {
             Verdict::Deny(denial) => self.refuse_plainly(gatehouse, &Refusal::Denied(denial), now_ms, effects),
             Verdict::Unavailable(unavailable) => {
@@ -99,7 +104,11 @@ impl Stream {
                 }
                 let has_slot = admission.slot_ttl_ms.is_some();
                 let records_cost = gatehouse.config().rules.meters();
-                let account = Account::new(request, deciding.hold, has_slot, admission.held_tokens, records_cost);
+                let mut account = Account::new(request, deciding.hold, has_slot, admission.held_tokens, records_cost);
+                if admission.lease.is_some() {
+                    // The operation's own charge is that of the whole block.
+                    account = account.of_lease(request.op);
+                }
                 self.pass(Some(account), effects);
             }
         }
@@ -129,6 +138,16 @@ impl Stream {
         if admission.unenforced || !admission.bypassed.is_empty() {
             gatehouse.unenforced(now_ms, effects);
         }
+    }
+
+    /// Lets a request go on by a part of a block.
+    pub(super) fn pass_leased(&mut self, request: &DecideRequest, hold: Hold, share: Share, effects: &mut Vec<Effect>) {
+        effects.push(Effect::Count(Counter::LeaseHits, 1));
+        self.tightest = share.tightest;
+        let account = share
+            .held_tokens
+            .map(|held| Account::new(request, hold, false, Some(held), false).of_lease(share.lease));
+        self.pass(account, effects);
     }
 
     pub(super) fn pass(&mut self, account: Option<Account>, effects: &mut Vec<Effect>) {

@@ -16,6 +16,7 @@ use crate::body::{BodyFault, BodyReader, model_of_path, reconcile};
 use crate::class::Dependency;
 use crate::gatehouse::{Effect, Gatehouse};
 use crate::hold::Hold;
+use crate::lease::Host;
 use crate::log_line::Level;
 use crate::reply::Refusal;
 use crate::rules::Gate;
@@ -114,17 +115,24 @@ impl Stream {
 
     /// The request's body is over. A body, or trailers, for which no headers were ever seen: a fresh context in the middle
     /// of a stream, which is undecided.
-    pub fn on_body_end(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
+    pub fn on_body_end(&mut self, gatehouse: &mut Gatehouse, host: &mut dyn Host, now_ms: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
         match core::mem::take(&mut self.state) {
             State::New => self.unavailable(gatehouse, None, now_ms, &mut effects),
-            State::Reading(reading) => self.finish_body(gatehouse, *reading, now_ms, &mut effects),
+            State::Reading(reading) => self.finish_body(gatehouse, host, *reading, now_ms, &mut effects),
             other => self.state = other,
         }
         effects
     }
 
-    fn finish_body(&mut self, gatehouse: &mut Gatehouse, reading: Reading, now_ms: u64, effects: &mut Vec<Effect>) {
+    fn finish_body(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        host: &mut dyn Host,
+        reading: Reading,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
         let Reading {
             mut request,
             reader,
@@ -135,7 +143,7 @@ impl Stream {
         if read_bytes == 0 && path_model.is_none() {
             // Announced, and then empty: like a request without a body.
             let hold = Hold::without_body(request.tokens);
-            return self.ask(gatehouse, request, hold, now_ms, effects);
+            return self.ask(gatehouse, host, request, hold, now_ms, effects);
         }
         let facts = match reader.finish() {
             Ok(facts) => facts,
@@ -152,7 +160,7 @@ impl Stream {
             Err(fault) => return self.refuse_body(gatehouse, fault, now_ms, effects),
         };
         request.tokens = hold.tokens();
-        self.ask(gatehouse, request, hold, now_ms, effects);
+        self.ask(gatehouse, host, request, hold, now_ms, effects);
     }
 
     /// The guest's own clock, while it waits for the body.

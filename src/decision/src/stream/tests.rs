@@ -8,11 +8,13 @@ use wasm_bindgen_test::wasm_bindgen_test as test;
 
 use super::*;
 use crate::config::FilterConfig;
+use crate::lease::tests::Memory;
 use crate::limits::{Resource, Scope};
 use crate::verdict::{Admission, Verdict};
 use crate::wire::{DecideAnswer, LARGEST_ANSWER};
 
 mod bodies;
+mod leasing;
 mod settling;
 
 const TIMEOUT_MS: u64 = 250;
@@ -27,6 +29,7 @@ fn whole(headers: Option<&[Header]>) -> RequestHead<'_> {
 struct Run {
     gatehouse: Gatehouse,
     stream: Stream,
+    host: Memory,
     effects: Vec<Effect>,
 }
 
@@ -45,6 +48,7 @@ impl Run {
         Self {
             gatehouse: Gatehouse::new(config, text.as_bytes()),
             stream: Stream::default(),
+            host: Memory::default(),
             effects: Vec::new(),
         }
     }
@@ -80,7 +84,7 @@ impl Run {
         };
         self.effects = self
             .stream
-            .on_request_headers(&mut self.gatehouse, head, now_ms, &mut || Some([7; 16]));
+            .on_request_headers(&mut self.gatehouse, head, &mut self.host, now_ms);
         self.dispatch_if_asked()
     }
 
@@ -107,7 +111,9 @@ impl Run {
             status,
             body: Some(body.as_bytes()),
         };
-        self.effects = self.stream.on_callout_answer(&mut self.gatehouse, answer, now_ms);
+        self.effects = self
+            .stream
+            .on_callout_answer(&mut self.gatehouse, &mut self.host, answer, now_ms);
         self.dispatch_if_asked()
     }
 
@@ -267,7 +273,7 @@ fn a_dispatch_that_the_host_refuses_is_an_answer() {
         .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()))
         .collect();
     run.stream
-        .on_request_headers(&mut run.gatehouse, whole(Some(&all[..])), 0, &mut || Some([7; 16]));
+        .on_request_headers(&mut run.gatehouse, whole(Some(&all[..])), &mut run.host, 0);
     run.effects = run.stream.on_dispatch_refused(&mut run.gatehouse, 0);
     assert_eq!(run.reply(), degraded());
     assert_eq!(run.told(0), "", "nothing left, so nothing is to be cancelled");
@@ -515,7 +521,7 @@ fn headers_that_the_host_cannot_give_and_a_host_without_randomness_are_undecided
     let mut run = Run::closed();
     run.effects = run
         .stream
-        .on_request_headers(&mut run.gatehouse, whole(None), 0, &mut || Some([7; 16]));
+        .on_request_headers(&mut run.gatehouse, whole(None), &mut run.host, 0);
     assert_eq!(run.reply(), degraded());
     let mut run = Run::closed();
     let headers: Vec<Header> = [
@@ -524,12 +530,13 @@ fn headers_that_the_host_cannot_give_and_a_host_without_randomness_are_undecided
     ]
     .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()))
     .to_vec();
+    run.host.has_no_random = true;
     run.effects = run
         .stream
-        .on_request_headers(&mut run.gatehouse, whole(Some(&headers[..])), 0, &mut || None);
+        .on_request_headers(&mut run.gatehouse, whole(Some(&headers[..])), &mut run.host, 0);
     assert_eq!(run.reply(), degraded());
     let mut run = Run::closed();
-    run.effects = run.stream.on_body_end(&mut run.gatehouse, 0);
+    run.effects = run.stream.on_body_end(&mut run.gatehouse, &mut run.host, 0);
     assert_eq!(run.reply(), degraded());
 }
 
@@ -578,7 +585,7 @@ fn an_unmetered_request_without_an_id_is_counted_as_lost() {
     let mut run = Run::with(&metered_rules("\"admit\""), "");
     run.effects = run
         .stream
-        .on_request_headers(&mut run.gatehouse, whole(None), 0, &mut || Some([7; 16]));
+        .on_request_headers(&mut run.gatehouse, whole(None), &mut run.host, 0);
     assert!(run.counted(Counter::Bypassed(FailureClass::DecisionUnavailable)));
     run.effects = run.gatehouse.passed(1);
     assert!(run.counted(Counter::UnmeteredDropped));

@@ -2,10 +2,30 @@
 
 use portcullis_decision::config::FilterConfig;
 use portcullis_decision::gatehouse::{Effect, Gatehouse};
-use portcullis_decision::stream::{CalloutAnswer, Header, Stream};
+use portcullis_decision::lease::{Host, NoMemory, SharedMemory, Written};
+use portcullis_decision::stream::{CalloutAnswer, Header, RequestHead, Stream};
 use serde_json::Value;
 
 use super::{Gateway, Outcome, Service, filter};
+
+/// A host with random bits and no memory: every decision is exact.
+struct Alone([u8; 16]);
+
+impl SharedMemory for Alone {
+    fn get(&mut self, _: u64) -> Result<Option<(Vec<u8>, u32)>, NoMemory> {
+        Err(NoMemory)
+    }
+
+    fn set(&mut self, _: u64, _: &[u8], _: u32) -> Written {
+        Written::Refused
+    }
+}
+
+impl Host for Alone {
+    fn random(&mut self) -> Option<[u8; 16]> {
+        Some(self.0)
+    }
+}
 
 /// A gatehouse whose clock stands still.
 pub struct Pure {
@@ -54,7 +74,11 @@ impl Gateway for Pure {
             ..Outcome::default()
         };
         let mut replies = 0;
-        let mut effects = stream.on_request_headers(&mut self.gatehouse, Some(&headers), 0, &mut || Some(op));
+        let head = RequestHead {
+            headers: Some(&headers),
+            ends_here: true,
+        };
+        let mut effects = stream.on_request_headers(&mut self.gatehouse, head, &mut Alone(op), 0);
         loop {
             let mut dispatched = None;
             for effect in &effects {
@@ -82,7 +106,7 @@ impl Gateway for Pure {
                 status: Some(if body.is_some() { 200 } else { 504 }),
                 body: body.as_deref().map(str::as_bytes),
             };
-            effects.extend(stream.on_callout_answer(&mut self.gatehouse, answer, 0));
+            effects.extend(stream.on_callout_answer(&mut self.gatehouse, &mut Alone(op), answer, 0));
         }
         assert!(replies <= 1, "{replies} replies");
         outcome.upstream = u64::from(!stream.is_held());

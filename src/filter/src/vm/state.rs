@@ -4,6 +4,7 @@ use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use hashbrown::HashMap;
+use portcullis_decision::operation::OperationId;
 
 use crate::carrier::{Live, StreamContext};
 use crate::host;
@@ -12,12 +13,14 @@ use crate::host;
 const BATCH_SLACK_MS: u64 = 500;
 
 /// Who waits for a callout.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Asker {
     /// A stream, for a decision.
     Stream(u32),
     /// A root context, for its outbox.
     Outbox(u32),
+    /// A configuration, for a block of admissions.
+    Fetch(Rc<Live>, OperationId),
 }
 
 /// A batch of one live configuration.

@@ -34,7 +34,7 @@ impl Run {
     }
 
     pub(super) fn body_end(&mut self, now_ms: u64) -> &mut Self {
-        self.effects = self.stream.on_body_end(&mut self.gatehouse, now_ms);
+        self.effects = self.stream.on_body_end(&mut self.gatehouse, &mut self.host, now_ms);
         self.dispatch_if_asked()
     }
 

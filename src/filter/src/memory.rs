@@ -1,0 +1,45 @@
+//! The host as the pure crate asks for it in the middle of an event: memory that its workers share, and random bits. None
+//! of these calls comes back into the module.
+
+use portcullis_decision::lease::{GATEWAY_SLOT, Host, NoMemory, SharedMemory, Written};
+
+use crate::host;
+
+/// The host, with the keys of one configuration.
+#[derive(Debug)]
+pub(crate) struct HostMemory<'a> {
+    /// First part of the keys: configurations don't meet.
+    pub(crate) prefix: &'a str,
+}
+
+impl HostMemory<'_> {
+    fn key(&self, slot: u64) -> String {
+        if slot == GATEWAY_SLOT {
+            return "portcullis.gateway".to_owned();
+        }
+        let mut key = String::with_capacity(self.prefix.len().saturating_add(8));
+        key.push_str(self.prefix);
+        key.push_str(&slot.to_string());
+        key
+    }
+}
+
+impl SharedMemory for HostMemory<'_> {
+    fn get(&mut self, slot: u64) -> Result<Option<(Vec<u8>, u32)>, NoMemory> {
+        host::shared_data(&self.key(slot)).map_err(|host::Refused| NoMemory)
+    }
+
+    fn set(&mut self, slot: u64, value: &[u8], version: u32) -> Written {
+        match host::set_shared_data(&self.key(slot), value, version) {
+            Ok(true) => Written::Done,
+            Ok(false) => Written::Raced,
+            Err(host::Refused) => Written::Refused,
+        }
+    }
+}
+
+impl Host for HostMemory<'_> {
+    fn random(&mut self) -> Option<[u8; 16]> {
+        host::random().ok()
+    }
+}
