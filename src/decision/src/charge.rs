@@ -45,6 +45,39 @@ pub struct ChargePlan {
     pub op: OperationId,
     /// The entries, in the gates' order.
     pub entries: Vec<ChargeEntry>,
+    /// Charge more than this one request, if there is room. A plan that takes a slot has no block: a slot is one stream's.
+    pub block: Option<BlockAsk>,
+}
+
+/// A wish for a block of admissions, charged as a whole. How large it is the limiter says, in the same atomic step: from
+/// what is left, so that a block never goes over a limit, and small enough that others find something left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockAsk {
+    /// The most admissions.
+    pub most: u64,
+    /// The block is at most one of so many parts of what is left; at least 1.
+    pub parts: u64,
+    /// No request waits for it: a block that would be too small is none, and charges nothing.
+    pub ahead: bool,
+}
+
+impl BlockAsk {
+    /// A smaller block is not worth its bookkeeping: then only the request itself is charged.
+    pub const SMALLEST: u64 = 8;
+
+    /// How many admissions to charge to these entries, whose states say that one fits.
+    pub fn size<'a>(&self, entries: impl Iterator<Item = (&'a ChargeEntry, &'a EntryState)>) -> u64 {
+        let fitting = |(entry, state): (&ChargeEntry, &EntryState)| {
+            // What costs nothing binds nobody.
+            let left = entry.limit.saturating_sub(state.used).checked_div(entry.cost)?;
+            left.checked_div(self.parts.max(1))
+        };
+        match entries.filter_map(fitting).fold(self.most, u64::min) {
+            size if size >= Self::SMALLEST => size,
+            _ if self.ahead => 0,
+            _ => 1,
+        }
+    }
 }
 
 /// Where one entry stands, by the store's clock: before the charge if it was denied, after it if it was granted.
@@ -63,6 +96,14 @@ pub struct EntryState {
 pub enum Charged {
     /// Every entry was charged (or had been, by the same operation).
     Granted(Vec<EntryState>),
+    /// The same for a plan that asks for a block: every entry was charged so many times.
+    Block {
+        /// How many admissions, the one of the request that waits included; 0 if none does and the block would have been
+        /// too small: then nothing was charged.
+        admissions: u64,
+        /// Where the entries stand.
+        states: Vec<EntryState>,
+    },
     /// At least one entry was exhausted, and nothing was charged.
     Denied(Vec<EntryState>),
     /// The operation was cancelled before: nothing was charged, and nobody waits for the answer.
@@ -219,6 +260,7 @@ impl<'a> PlanBuilder<'a> {
         ChargePlan {
             op,
             entries: self.entries,
+            block: None,
         }
     }
 }
@@ -252,6 +294,17 @@ impl ChargePlan {
     /// Whether a slot is taken when this plan is granted.
     pub fn takes_slot(&self) -> bool {
         self.entries.iter().any(|entry| entry.resource == Resource::Concurrency)
+    }
+
+    /// The block that is asked for, if there can be one.
+    pub fn asked_block(&self) -> Option<BlockAsk> {
+        self.block.filter(|_| !self.takes_slot())
+    }
+
+    /// The smallest token limit, which is the most that one request holds; `None` if no token limit binds.
+    pub fn smallest_token_limit(&self) -> Option<u64> {
+        let of_tokens = self.entries.iter().filter(|entry| entry.resource == Resource::Tokens);
+        of_tokens.map(|entry| entry.limit).min()
     }
 
     /// The tokens that every token window is charged; `None` without such a window.

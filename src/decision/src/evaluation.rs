@@ -4,11 +4,13 @@
 //! first gate that denies is the answer. A gate that is unavailable and opened is skipped; what earlier gates took is
 //! given back when a later one denies or stays closed. Gates of one store that stand together are one question.
 
+mod leasing;
 mod limiter;
 mod metering;
 mod policy;
 mod request;
 
+pub use leasing::LeaseTerms;
 pub use request::{known_denial, needs_decision, request_fault};
 
 use alloc::string::String;
@@ -110,6 +112,9 @@ pub struct Evaluation<'a> {
     taken: Taken,
     view: Option<PolicyView>,
     asked: Option<Asked>,
+    /// Something counts this request: the limiter has to be asked.
+    is_charged: bool,
+    terms: Option<LeaseTerms>,
     verdict: Option<Verdict>,
 }
 
@@ -124,6 +129,8 @@ impl<'a> Evaluation<'a> {
             taken: Taken::default(),
             view: None,
             asked: None,
+            is_charged: false,
+            terms: None,
             verdict: None,
         }
     }
@@ -137,12 +144,19 @@ impl<'a> Evaluation<'a> {
                 }
                 return Step::Done(verdict.clone());
             }
+            if self.is_pointless() {
+                self.no_lease();
+                continue;
+            }
             match &self.asked {
                 Some(Asked::Charge(plan)) => return Step::Charge(plan.clone()),
                 Some(Asked::Meter(plan)) => return Step::Meter(plan.clone()),
                 None => {}
             }
             let Some(rule) = self.request.gates.get(self.cursor) else {
+                if self.admission.lease.is_none() {
+                    self.admission.lease = self.uncounted_grant();
+                }
                 self.verdict = Some(Verdict::Admit(self.admission.clone()));
                 continue;
             };
@@ -251,6 +265,9 @@ impl<'a> Evaluation<'a> {
     }
 
     fn bypass_or_close(&mut self, dependency: Dependency, rule: &GateRule, allow: &mut Allow<'_>) {
+        if self.is_ahead() {
+            return self.no_lease_in_an_outage(dependency, rule.gate());
+        }
         let class = dependency.class();
         let gate = rule.gate();
         let choice = rule.when_unavailable().unwrap_or(Choice::Reject);

@@ -119,13 +119,15 @@ impl Bundle {
 
 /// Whether rules can be leased at all: gates that hold something for the length of a stream, or that count each run, can't.
 pub fn are_leasable(rules: &Rules) -> bool {
-    let leasable = |gate| {
-        matches!(
-            gate,
-            Gate::OrgStatus | Gate::ModelPolicy | Gate::Capacity | Gate::Contract
-        )
-    };
-    rules.gates.iter().all(|rule| leasable(rule.gate()))
+    rules.gates.iter().all(|rule| is_leasable(rule.gate()))
+}
+
+/// Whether what a gate says of one request it says of the next ones like it.
+pub const fn is_leasable(gate: Gate) -> bool {
+    matches!(
+        gate,
+        Gate::OrgStatus | Gate::ModelPolicy | Gate::Capacity | Gate::Contract
+    )
 }
 
 /// FNV-1a, with its bits mixed once more: neighbouring keys must not share both of their slots.

@@ -1,4 +1,5 @@
-//! The limiter's algorithm over memory: windows, slots, idempotent operations, order-independent cancels, settlements.
+//! The limiter's algorithm over memory: windows, slots, idempotent operations, order-independent cancels, settlements, and
+//! blocks of admissions with what is returned of them.
 //!
 //! This is what `memory:` serves, what `explain` imagines counters with, and the model that the Lua script is compared
 //! with. It has no clock: every call says what time it is, in milliseconds on one monotonic scale.
@@ -11,6 +12,7 @@ use hashbrown::HashMap;
 use crate::charge::{ChargeEntry, ChargePlan, Charged, EntryState};
 use crate::limits::Resource;
 use crate::operation::OperationId;
+use crate::wire::Return;
 
 /// Between two sweeps for what has expired, in milliseconds.
 const SWEEP_INTERVAL_MS: u64 = 1_000;
@@ -37,7 +39,12 @@ struct Window {
 
 #[derive(Debug, Clone)]
 enum Operation {
-    Charged(Vec<Taken>),
+    Charged {
+        taken: Vec<Taken>,
+        /// How many admissions were charged: 1 but for a block.
+        admissions: u64,
+    },
+    /// It takes nothing, or nothing more. So does the id under which a part of a block was returned.
     Cancelled,
 }
 
@@ -53,10 +60,23 @@ enum Share {
     Amount {
         amount: u64,
         window_ends_ms: u64,
-        /// A hold of tokens that was not settled yet.
-        is_open: bool,
+        part: Part,
     },
     Slot,
+}
+
+/// What may still become of an amount. What the request itself takes and what its block does are apart: the request is
+/// settled, once, while its block goes back in parts, by other ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// It stays.
+    Final,
+    /// Tokens that a settlement replaces.
+    Hold,
+    /// Requests of a block.
+    BlockRequests,
+    /// Tokens of a block.
+    BlockTokens,
 }
 
 /// Counters, slots and operations.
@@ -69,17 +89,18 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Charges every entry of a plan, or none. A second charge of one operation changes nothing and is granted again.
+    /// Charges every entry of a plan, or none; as often as a block has admissions. A second charge of one operation changes
+    /// nothing and is granted again, with the same block.
     pub fn charge(&mut self, now_ms: u64, plan: &ChargePlan, slot_ttl_ms: u64) -> Charged {
         self.sweep(now_ms);
         match self.operations.get(&plan.op) {
             Some((Operation::Cancelled, _)) => return Charged::Cancelled,
-            Some((Operation::Charged(_), _)) => {
+            Some((Operation::Charged { admissions, .. }, _)) => {
                 let again = |entry| EntryState {
                     exhausted: false,
                     ..self.state(now_ms, entry)
                 };
-                return Charged::Granted(plan.entries.iter().map(again).collect());
+                return granted(plan, *admissions, plan.entries.iter().map(again).collect());
             }
             None => {}
         }
@@ -87,28 +108,57 @@ impl Ledger {
         if states.iter().any(|state| state.exhausted) {
             return Charged::Denied(states);
         }
+        let block = plan.asked_block();
+        let admissions = block.map_or(1, |ask| ask.size(plan.entries.iter().zip(&states)));
+        if admissions == 0 {
+            return granted(plan, 0, states);
+        }
+        let own = u64::from(!block.is_some_and(|ask| ask.ahead));
+        let of_block = admissions.saturating_sub(own);
         let mut remembered_until_ms = now_ms.saturating_add(OPERATION_GRACE_MS);
         let mut taken = Vec::with_capacity(plan.entries.len());
         for entry in &plan.entries {
-            let (what, ends_ms) = self.take(now_ms, plan.op, entry, slot_ttl_ms);
-            taken.push(Taken {
-                key: entry.key.clone(),
-                what,
-            });
+            let ends_ms = if entry.resource == Resource::Concurrency {
+                let expires_ms = now_ms.saturating_add(slot_ttl_ms);
+                let slots = self.slots.entry(entry.key.clone()).or_default();
+                slots.insert(plan.op, expires_ms);
+                taken.push(Taken {
+                    key: entry.key.clone(),
+                    what: Share::Slot,
+                });
+                expires_ms
+            } else {
+                let window_ends_ms = self.count(now_ms, entry, entry.cost.saturating_mul(admissions));
+                let (hold, of_the_block) = match entry.resource {
+                    Resource::Tokens => (Part::Hold, Part::BlockTokens),
+                    _ => (Part::Final, Part::BlockRequests),
+                };
+                let parts = [(own, hold), (of_block, of_the_block)];
+                taken.extend(
+                    parts
+                        .into_iter()
+                        .filter(|(times, _)| *times > 0)
+                        .map(|(times, part)| Taken {
+                            key: entry.key.clone(),
+                            what: Share::Amount {
+                                amount: entry.cost.saturating_mul(times),
+                                window_ends_ms,
+                                part,
+                            },
+                        }),
+                );
+                window_ends_ms
+            };
             remembered_until_ms = remembered_until_ms.max(ends_ms.saturating_add(OPERATION_GRACE_MS));
         }
-        self.operations
-            .insert(plan.op, (Operation::Charged(taken), remembered_until_ms));
-        Charged::Granted(plan.entries.iter().map(|entry| self.state(now_ms, entry)).collect())
+        let operation = Operation::Charged { taken, admissions };
+        self.operations.insert(plan.op, (operation, remembered_until_ms));
+        let states = plan.entries.iter().map(|entry| self.state(now_ms, entry)).collect();
+        granted(plan, admissions, states)
     }
 
-    /// Takes one entry; returns what was taken and when it ends.
-    fn take(&mut self, now_ms: u64, op: OperationId, entry: &ChargeEntry, slot_ttl_ms: u64) -> (Share, u64) {
-        if entry.resource == Resource::Concurrency {
-            let expires_ms = now_ms.saturating_add(slot_ttl_ms);
-            self.slots.entry(entry.key.clone()).or_default().insert(op, expires_ms);
-            return (Share::Slot, expires_ms);
-        }
+    /// Adds an amount to an entry's window; returns when that ends.
+    fn count(&mut self, now_ms: u64, entry: &ChargeEntry, amount: u64) -> u64 {
         let fresh = Window {
             used: 0,
             ends_ms: now_ms.saturating_add(entry.window_s.saturating_mul(1000)),
@@ -117,15 +167,8 @@ impl Ledger {
         if window.ends_ms <= now_ms {
             *window = fresh;
         }
-        window.used = window.used.saturating_add(entry.cost);
-        (
-            Share::Amount {
-                amount: entry.cost,
-                window_ends_ms: window.ends_ms,
-                is_open: entry.resource == Resource::Tokens,
-            },
-            window.ends_ms,
-        )
+        window.used = window.used.saturating_add(amount);
+        window.ends_ms
     }
 
     fn state(&self, now_ms: u64, entry: &ChargeEntry) -> EntryState {
@@ -152,7 +195,7 @@ impl Ledger {
     pub fn cancel(&mut self, now_ms: u64, op: OperationId) {
         let until_ms = now_ms.saturating_add(OPERATION_GRACE_MS);
         let before = self.operations.insert(op, (Operation::Cancelled, until_ms));
-        let Some((Operation::Charged(taken), _)) = before else {
+        let Some((Operation::Charged { taken, .. }, _)) = before else {
             return;
         };
         for share in taken {
@@ -172,9 +215,10 @@ impl Ledger {
 
     /// Frees the slots of an operation and, if told the tokens, replaces what it charged to token windows by them. That
     /// happens once, to the very windows that were charged, and may go over a limit: the tokens are used. What it charged
-    /// to windows of requests stays. Of an operation that was cancelled, or is not known, nothing is left to settle.
+    /// to windows of requests stays, and so does its block. Of an operation that was cancelled, or is not known, nothing is
+    /// left to settle.
     pub fn settle(&mut self, settled: Settled) {
-        let Some((Operation::Charged(taken), _)) = self.operations.get_mut(&settled.op) else {
+        let Some((Operation::Charged { taken, .. }, _)) = self.operations.get_mut(&settled.op) else {
             return;
         };
         for share in taken {
@@ -183,12 +227,12 @@ impl Ledger {
                 Share::Amount {
                     amount,
                     window_ends_ms,
-                    is_open,
+                    part,
                 } => {
-                    let Some(tokens) = settled.tokens.filter(|_| *is_open) else {
+                    let Some(tokens) = settled.tokens.filter(|_| *part == Part::Hold) else {
                         continue;
                     };
-                    *is_open = false;
+                    *part = Part::Final;
                     let window = self.windows.get_mut(&share.key);
                     if let Some(window) = window.filter(|window| window.ends_ms == *window_ends_ms) {
                         let others = window.used.saturating_sub(*amount);
@@ -201,10 +245,49 @@ impl Ledger {
         }
     }
 
+    /// Gives back a part of a block, once for each id: requests, no more than the block still has, and tokens, of which
+    /// fewer than none are charged, over a limit if need be: they are used. Both in the very windows that were charged. What
+    /// a later cancel gives back is the rest. Of an operation that was cancelled, or is not known, there is no part.
+    pub fn give_back_part(&mut self, of: &Return) {
+        if self.operations.contains_key(&of.id) {
+            return;
+        }
+        let Some((Operation::Charged { taken, .. }, until_ms)) = self.operations.get_mut(&of.lease) else {
+            return;
+        };
+        let until_ms = until_ms.saturating_add(OPERATION_GRACE_MS);
+        for share in taken {
+            let Share::Amount {
+                amount,
+                window_ends_ms,
+                part,
+            } = &mut share.what
+            else {
+                continue;
+            };
+            let (back, more) = match part {
+                Part::BlockRequests => (of.requests, 0),
+                Part::BlockTokens if of.tokens < 0 => (0, of.tokens.unsigned_abs()),
+                Part::BlockTokens => (of.tokens.unsigned_abs(), 0),
+                Part::Final | Part::Hold => continue,
+            };
+            let window = self.windows.get_mut(&share.key);
+            if let Some(window) = window.filter(|window| window.ends_ms == *window_ends_ms) {
+                let back = back.min(*amount);
+                let rest = window.used.saturating_sub(back);
+                window.used = rest.saturating_add(more).min(LARGEST_COUNT);
+                *amount = amount
+                    .saturating_sub(back)
+                    .saturating_add(window.used.saturating_sub(rest));
+            }
+        }
+        self.operations.insert(of.id, (Operation::Cancelled, until_ms));
+    }
+
     /// Prolongs the slots of an operation. Returns false if one had lapsed: it is not revived, since another request may
     /// hold its place.
     pub fn renew(&mut self, now_ms: u64, op: OperationId, slot_ttl_ms: u64) -> bool {
-        let Some((Operation::Charged(taken), remembered_until_ms)) = self.operations.get_mut(&op) else {
+        let Some((Operation::Charged { taken, .. }, remembered_until_ms)) = self.operations.get_mut(&op) else {
             return false;
         };
         let expires_ms = now_ms.saturating_add(slot_ttl_ms);
@@ -235,6 +318,14 @@ impl Ledger {
             !slots.is_empty()
         });
         self.operations.retain(|_, (_, until_ms)| *until_ms > now_ms);
+    }
+}
+
+/// The answer to a plan of which so many admissions are charged.
+fn granted(plan: &ChargePlan, admissions: u64, states: Vec<EntryState>) -> Charged {
+    match plan.asked_block() {
+        Some(_) => Charged::Block { admissions, states },
+        None => Charged::Granted(states),
     }
 }
 

@@ -131,6 +131,8 @@ pub struct PolicyView {
     pub org: Lookup<Org>,
     /// The provider that serves the model; known to be none if no model was asked about.
     pub provider: Lookup<String>,
+    /// How long all of this may still be believed, in milliseconds; `None` where it can't grow too old.
+    pub fresh_for_ms: Option<u64>,
 }
 
 impl PolicyView {
@@ -138,6 +140,7 @@ impl PolicyView {
     pub const UNAVAILABLE: Self = Self {
         org: Lookup::Unavailable,
         provider: Lookup::Unavailable,
+        fresh_for_ms: None,
     };
 }
 

@@ -14,15 +14,17 @@ use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::config::{Profile, ServiceConfig};
 use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step};
 use portcullis_decision::log_line::{Level, LogLine};
+use portcullis_decision::operation::OperationId;
 use portcullis_decision::policy::PolicyView;
 use portcullis_decision::rules::Choice;
 use portcullis_decision::verdict::{Unavailability, Verdict};
-use portcullis_decision::wire::{DecideAnswer, DecideRequest};
+use portcullis_decision::wire::{DecideAnswer, DecideRequest, LeaseAsk};
 use tokio::time::Instant;
 
 use crate::flights::{Flights, Seat};
 use crate::give_back::{GiveBack, GiveBacks};
 use crate::launches::{Launch, Launches};
+use crate::leases::{Bundle, LeaseDesk};
 use crate::limiter::Limiter;
 use crate::limiter::watched::WatchedLimiter;
 use crate::logs::Journal;
@@ -66,6 +68,7 @@ pub struct Decider {
     flights: Flights,
     allowances: Mutex<Allowances>,
     pub(crate) launches: Mutex<Launches>,
+    pub(crate) leases: LeaseDesk,
     epoch: Instant,
     short_budget_is_told: AtomicBool,
 }
@@ -105,6 +108,7 @@ impl Decider {
             flights: Flights::default(),
             allowances: Mutex::default(),
             launches: Mutex::default(),
+            leases: LeaseDesk::default(),
             epoch: Instant::now(),
             short_budget_is_told: AtomicBool::new(false),
             metrics,
@@ -191,6 +195,10 @@ impl Decider {
             locked(&self.allowances).admit(class, choice, millis_since(self.epoch))
         };
         let mut evaluation = Evaluation::new(request, &self.operator);
+        let leased = request.lease.map(|ask| (self.leases.bundle(request), ask));
+        if let Some((bundle, ask)) = &leased {
+            evaluation = evaluation.leasing(self.leases.terms(*bundle, ask));
+        }
         let mut gave_back = false;
         let verdict = loop {
             match evaluation.step(&mut allow) {
@@ -222,10 +230,16 @@ impl Decider {
                 Step::Done(verdict) => break verdict,
             }
         };
-        self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
-        self.metrics.verdict(&verdict);
-        self.journal_unmetered(request, &verdict);
-        self.tell(request, &verdict);
+        if let Some((bundle, ask)) = leased {
+            self.note_lease(bundle, ask, request.op, &verdict);
+        }
+        // What is fetched ahead is no request's verdict.
+        if !leased.is_some_and(|(_, ask)| ask.ahead) {
+            self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
+            self.metrics.verdict(&verdict);
+            self.journal_unmetered(request, &verdict);
+            self.tell(request, &verdict);
+        }
         (
             DecideAnswer {
                 op: request.op,
@@ -233,6 +247,15 @@ impl Decider {
             },
             gave_back,
         )
+    }
+
+    fn note_lease(&self, bundle: Bundle, ask: LeaseAsk, op: OperationId, verdict: &Verdict) {
+        self.metrics.lease(verdict);
+        if let Verdict::Admit(admission) = verdict {
+            let block = admission.lease.map_or(0, |grant| grant.requests);
+            let admissions = block.saturating_add(u64::from(!ask.ahead));
+            self.leases.handed_out(bundle, op, admissions);
+        }
     }
 
     async fn charge(&self, plan: &ChargePlan, deadline: Instant, gave_back: &mut bool) -> LimiterAnswer {

@@ -22,6 +22,7 @@ pub mod flights;
 pub mod give_back;
 pub mod http;
 pub mod launches;
+pub mod leases;
 pub mod limiter;
 pub mod logs;
 pub mod metering;

@@ -18,6 +18,7 @@ use portcullis_decision::charge::{ChargePlan, Charged};
 use portcullis_decision::config::LimiterConfig;
 use portcullis_decision::ledger::Settled;
 use portcullis_decision::operation::OperationId;
+use portcullis_decision::wire::Return;
 use tokio::time::{Instant, timeout_at};
 
 /// The answer of a store to come.
@@ -34,7 +35,7 @@ pub trait Limiter: Send + Sync + 'static {
     /// Whether other service processes count in the same place.
     fn is_shared(&self) -> bool;
 
-    /// Charges every entry of a plan or none, in one atomic step. Slots live for `slot_ttl` without renewal.
+    /// Charges every entry of a plan or none, in one atomic step; as often as a block has admissions, if one is asked for. Slots live for `slot_ttl` without renewal.
     fn charge<'a>(&'a self, plan: &'a ChargePlan, slot_ttl: Duration, deadline: Instant) -> Answer<'a, Charged>;
 
     /// Gives back all that these operations took, and keeps them from taking anything later, whichever comes first.
@@ -44,6 +45,10 @@ pub trait Limiter: Send + Sync + 'static {
     /// given: once, and in the windows that were charged. Of an operation that was cancelled, or is not known, nothing is
     /// left to settle.
     fn settle<'a>(&'a self, settled: &'a [Settled], deadline: Instant) -> Answer<'a, ()>;
+
+    /// Gives back parts of blocks, each once by its own id, and only in the windows that were charged. Of an operation that
+    /// was cancelled, or is not known, there is no part.
+    fn give_back_parts<'a>(&'a self, parts: &'a [Return], deadline: Instant) -> Answer<'a, ()>;
 
     /// Prolongs the slots of these operations. Returns those of which a slot had lapsed; they are not revived.
     fn renew<'a>(

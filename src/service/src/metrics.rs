@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use portcullis_decision::class::{Dependency, FailureClass};
-use portcullis_decision::verdict::{Bypass, Verdict};
+use portcullis_decision::verdict::{Admission, Bypass, Verdict};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -46,6 +46,10 @@ pub struct Metrics {
     pub unenforced: Counter,
     /// Give-backs that found no room or grew too old; what they stood for lapses in the store.
     pub give_back_dropped: Counter,
+    leases: Family<Labels<1>, Counter>,
+    lease_admissions: Counter,
+    /// Admissions of leases that came back.
+    pub lease_returned: Counter,
     /// Operations of the metering store.
     pub metering_seconds: Histogram,
     /// Admissions whose run was not recorded, by a service or told by a filter.
@@ -74,6 +78,9 @@ impl Default for Metrics {
             slot_lost: Counter::<u64, AtomicU64>::default(),
             unenforced: Counter::default(),
             give_back_dropped: Counter::default(),
+            leases: Family::default(),
+            lease_admissions: Counter::default(),
+            lease_returned: Counter::default(),
             metering_seconds: Histogram::new(SECONDS),
             unmetered: Counter::default(),
             unmetered_dropped: Counter::default(),
@@ -150,6 +157,21 @@ impl Metrics {
             self.give_back_dropped.clone(),
         );
         registry.register(
+            "leases",
+            "Leases asked for: granted, exact where only the request itself could be admitted, refused with its verdict",
+            self.leases.clone(),
+        );
+        registry.register(
+            "lease_admissions",
+            "Admissions that filters were given to hand out by themselves",
+            self.lease_admissions.clone(),
+        );
+        registry.register(
+            "lease_returned",
+            "Admissions of leases that came back, since nobody was admitted by them",
+            self.lease_returned.clone(),
+        );
+        registry.register(
             "metering_seconds",
             "Operations of the metering store",
             self.metering_seconds.clone(),
@@ -189,6 +211,19 @@ impl Metrics {
         self.verdicts
             .get_or_create(&[("verdict", word), ("class", class)])
             .inc();
+    }
+
+    /// Counts what became of a lease that was asked for.
+    pub fn lease(&self, verdict: &Verdict) {
+        let outcome = match verdict {
+            Verdict::Admit(Admission { lease: Some(grant), .. }) => {
+                self.lease_admissions.inc_by(grant.requests);
+                "granted"
+            }
+            Verdict::Admit(_) => "exact",
+            Verdict::Deny(_) | Verdict::Unavailable(_) => "refused",
+        };
+        self.leases.get_or_create(&[("outcome", outcome)]).inc();
     }
 
     fn bypass(&self, bypass: &Bypass) {

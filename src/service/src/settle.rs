@@ -1,4 +1,4 @@
-//! What streams leave behind: cancels, releases, settlements, renewals and unmetered admissions, in batches.
+//! What streams leave behind: cancels, releases, settlements, returns, renewals and unmetered admissions, in batches.
 //!
 //! A batch that the limiter did not take is refused as a whole, and the filter sends it again: every entry is idempotent.
 //! The metering store can't hold a batch up: what it did not take is told to it later.
@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use portcullis_decision::ledger::Settled;
 use portcullis_decision::operation::OperationId;
-use portcullis_decision::wire::{SettleAnswer, SettleRequest};
+use portcullis_decision::wire::{Return, SettleAnswer, SettleRequest};
 
 use crate::decide::Decider;
 use crate::limiter::StoreFault;
@@ -46,6 +46,9 @@ impl Decider {
                 if !settled.is_empty() {
                     limiter.settle(&settled).await?;
                 }
+                if !request.returns.is_empty() {
+                    limiter.give_back_parts(&request.returns).await?;
+                }
                 if request.renewals.is_empty() {
                     Vec::new()
                 } else {
@@ -53,10 +56,23 @@ impl Decider {
                 }
             }
         };
+        self.note_returns(&request.returns);
         self.metrics
             .slot_lost
             .inc_by(u64::try_from(lost.len()).unwrap_or(u64::MAX));
         Ok(SettleAnswer { lost })
+    }
+
+    /// Counts what came back of leases, charged ones or not.
+    fn note_returns(&self, returns: &[Return]) {
+        if returns.is_empty() {
+            return;
+        }
+        self.leases.came_back(returns);
+        let requests = returns
+            .iter()
+            .fold(0_u64, |sum, part| sum.saturating_add(part.requests));
+        self.metrics.lease_returned.inc_by(requests);
     }
 
     /// Tells the metering store, and the journal, that nobody waits for these decisions.

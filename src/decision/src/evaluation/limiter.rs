@@ -50,11 +50,15 @@ impl Evaluation<'_> {
                 _ => {}
             }
         }
-        let plan = builder.build(request.op);
+        let mut plan = builder.build(request.op);
+        plan.block = self.block(&plan, group.len());
         if plan.entries.is_empty() {
             // No limit binds this request: nothing to ask.
             self.cursor = self.cursor.saturating_add(group.len());
+        } else if self.is_ahead() && plan.block.is_none() {
+            self.no_lease();
         } else {
+            self.is_charged = true;
             self.asked = Some(Asked::Charge(plan));
         }
     }
@@ -83,6 +87,16 @@ impl Evaluation<'_> {
                 self.admission.tightest = plan.tightest(&states);
                 self.admission.held_tokens = plan.held_tokens();
                 self.admission.slot_ttl_ms = plan.takes_slot().then_some(self.operator.slot_ttl_ms);
+            }
+            LimiterAnswer::Charged(Charged::Block { admissions, states }) => {
+                if admissions > 0 {
+                    self.taken.limiter = Some(self.request.op);
+                }
+                self.admission.tightest = plan.tightest(&states);
+                if !self.is_ahead() {
+                    self.admission.held_tokens = plan.held_tokens();
+                }
+                self.admission.lease = self.grant(&plan, &states, admissions);
             }
             LimiterAnswer::Charged(Charged::Denied(states)) => {
                 // A store that denies without an exhausted entry did not answer sensibly.

@@ -31,6 +31,7 @@ fn plan(n: u8, entries: &[ChargeEntry]) -> ChargePlan {
     ChargePlan {
         op: op(n),
         entries: entries.to_vec(),
+        block: None,
     }
 }
 

@@ -165,6 +165,7 @@ impl Service {
         PolicyView {
             org: Lookup::Known(policy.org(org)),
             provider: Lookup::Known(provider),
+            fresh_for_ms: None,
         }
     }
 

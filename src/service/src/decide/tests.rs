@@ -5,8 +5,10 @@ use std::future::ready;
 
 use portcullis_decision::charge::{Charged, EntryState};
 use portcullis_decision::config::Environment;
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::verdict::Admission;
+use portcullis_decision::wire::Return;
 use serde_json::{Value, json};
 use tokio::time::{advance, sleep};
 
@@ -83,7 +85,11 @@ impl Limiter for Moody {
         })
     }
 
-    fn release<'a>(&'a self, _: &'a [OperationId], _: Instant) -> Answer<'a, ()> {
+    fn settle<'a>(&'a self, _: &'a [Settled], _: Instant) -> Answer<'a, ()> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn give_back_parts<'a>(&'a self, _: &'a [Return], _: Instant) -> Answer<'a, ()> {
         Box::pin(ready(Ok(())))
     }
 

@@ -1,5 +1,6 @@
 #!lua
--- Charges every entry of a plan, or none; once per operation, however often it is asked.
+-- Charges every entry of a plan, or none; once per operation, however often it is asked. A plan may ask for a block: then
+-- every entry is charged as often as there are admissions in it.
 --
 -- KEYS[1]      the operation's record
 -- KEYS[1 + i]  entry i: a counter of a window (string) or a set of slots (sorted set); all distinct
@@ -8,9 +9,12 @@
 -- ARGV[3]      how long the record outlives what was taken, in ms
 -- ARGV[4 ...]  four for each entry: 'w' (window of requests), 't' (window of tokens) or 's' (slots), limit, cost,
 --               length of a fresh window in ms
+-- ARGV[... 3]  only for a block, and only without slots: the most admissions, how many parts what is left is divided into,
+--               '1' if no request waits for it ('0' if one does)
 --
 -- Returns {id, 'granted' | 'denied', then three for each entry: used, ms until the window ends, 1 if exhausted}
--- (after the charge if granted, before it if denied) or {id, 'cancelled'}.
+-- (after the charge if granted, before it if denied) or {id, 'cancelled'}. If a block was asked for, {id, 'block', how many
+-- admissions, then the same threes} in place of 'granted'.
 --
 -- Why it is made this way:
 -- * The bare shebang makes the server refuse the whole script, before its first line, on a read-only replica and when
@@ -24,6 +28,10 @@
 -- * The record has a line for each entry: 's <key>', or 'w' or 't', '<end of the window> <amount> <key>'. A 't' is a hold
 --   that a settlement may replace, once (settle.lua); a 'w' stays as it is. A process of an older version wrote 'w' for
 --   both, and reads 't' as it reads 'w'.
+-- * A block is as large as asked for, but no more than one part of what the tightest window has left; below 8 it is not
+--   worth its bookkeeping, and 1, or 0 if no request waits: then nothing is charged and nothing written. Its lines stand
+--   beside those of the request that waits: 'r' (requests) and 'b' (tokens), which go back in parts (part.lua). A record
+--   of a block begins with its size, for whoever asks again.
 -- * Numbers go back to the server as text by '%.0f': Lua would write 2^53 - 1 as 9.007199254741e+15.
 --
 -- Bounds: at most about 30 entries, and for each 4 commands of O(log slots); expired slots are dropped as they are met.
@@ -44,6 +52,8 @@ end
 
 local entries = {}
 local denied = false
+local most = tonumber(ARGV[4 * #KEYS])
+local parts, is_ahead = tonumber(ARGV[4 * #KEYS + 1]), ARGV[4 * #KEYS + 2] == '1'
 for i = 2, #KEYS do
   local at = 4 * (i - 1)
   local entry = {
@@ -86,9 +96,31 @@ for _, entry in ipairs(entries) do
   end
 end
 
+-- Divided by fmod, which is exact, where a quotient of doubles would be rounded.
+local function whole_parts(amount, part)
+  return (amount - math.fmod(amount, part)) / part
+end
+
+local admissions = 1
+if most and record then
+  admissions = tonumber(string.match(record, '^charged:(%d+)\n')) or 1
+elseif most and not denied then
+  admissions = most
+  for _, entry in ipairs(entries) do
+    if entry.cost > 0 then
+      local fitting = whole_parts(entry.limit - entry.used, entry.cost)
+      admissions = math.min(admissions, whole_parts(fitting, parts))
+    end
+  end
+  if admissions < 8 then
+    admissions = is_ahead and 0 or 1
+  end
+end
+local own = is_ahead and 0 or 1
+
 local granted = record or not denied
-if granted and not record then
-  local taken = {}
+if granted and not record and admissions > 0 then
+  local taken = {most and 'charged:' .. text(admissions) .. '\n' or 'charged\n'}
   local last = now
   for _, entry in ipairs(entries) do
     if entry.is_slot then
@@ -100,24 +132,34 @@ if granted and not record then
       end
       taken[#taken + 1] = 's ' .. entry.key .. '\n'
       last = math.max(last, expires)
+      entry.used = entry.used + 1
     else
+      local amount = entry.cost * admissions
       if entry.ends > 0 then
-        redis.call('INCRBY', entry.key, text(entry.cost))
+        redis.call('INCRBY', entry.key, text(amount))
       else
         entry.ends = now + entry.window
-        redis.call('SET', entry.key, text(entry.cost), 'PXAT', text(entry.ends))
+        redis.call('SET', entry.key, text(amount), 'PXAT', text(entry.ends))
       end
-      taken[#taken + 1] =
-        entry.kind .. ' ' .. text(entry.ends) .. ' ' .. text(entry.cost) .. ' ' .. entry.key .. '\n'
+      local function line(kind, times)
+        if times > 0 then
+          taken[#taken + 1] = kind .. ' ' .. text(entry.ends) .. ' ' .. text(entry.cost * times) .. ' ' .. entry.key .. '\n'
+        end
+      end
+      line(entry.kind, own)
+      line(entry.kind == 't' and 'b' or 'r', admissions - own)
       last = math.max(last, entry.ends)
+      entry.used = entry.used + amount
     end
-    entry.used = entry.used + entry.cost
   end
   -- The leading line keeps the record of an empty plan from being empty.
-  redis.call('SET', KEYS[1], 'charged\n' .. table.concat(taken), 'PXAT', text(last + grace))
+  redis.call('SET', KEYS[1], table.concat(taken), 'PXAT', text(last + grace))
 end
 
 local answer = {op, granted and 'granted' or 'denied'}
+if granted and most then
+  answer = {op, 'block', admissions}
+end
 for _, entry in ipairs(entries) do
   answer[#answer + 1] = entry.used
   answer[#answer + 1] = entry.reset

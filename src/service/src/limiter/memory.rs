@@ -7,6 +7,7 @@ use std::time::Duration;
 use portcullis_decision::charge::{ChargePlan, Charged};
 use portcullis_decision::ledger::{Ledger, Settled};
 use portcullis_decision::operation::OperationId;
+use portcullis_decision::wire::Return;
 use tokio::time::Instant;
 
 use super::{Answer, Limiter};
@@ -60,6 +61,10 @@ impl Limiter for MemoryLimiter {
 
     fn settle<'a>(&'a self, settled: &'a [Settled], _: Instant) -> Answer<'a, ()> {
         self.at_once(|ledger, _| settled.iter().for_each(|settled| ledger.settle(*settled)))
+    }
+
+    fn give_back_parts<'a>(&'a self, parts: &'a [Return], _: Instant) -> Answer<'a, ()> {
+        self.at_once(|ledger, _| parts.iter().for_each(|part| ledger.give_back_part(part)))
     }
 
     fn renew<'a>(&'a self, ops: &'a [OperationId], slot_ttl: Duration, _: Instant) -> Answer<'a, Vec<OperationId>> {

@@ -20,6 +20,7 @@ use portcullis_decision::charge::{ChargePlan, Charged};
 use portcullis_decision::config::{LimiterConfig, StoreUrl};
 use portcullis_decision::ledger::Settled;
 use portcullis_decision::operation::OperationId;
+use portcullis_decision::wire::Return;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -224,7 +225,7 @@ impl Limiter for RedisLimiter {
             let answers = self.ask(&[call], deadline).await?;
             answers
                 .first()
-                .and_then(|answer| answer.charged(plan.entries.len()))
+                .and_then(|answer| answer.charged(plan))
                 .ok_or(StoreFault::NotSensible)
         })
     }
@@ -242,6 +243,15 @@ impl Limiter for RedisLimiter {
         Box::pin(async move {
             let call = |settled| Call::settle(&self.prefix, settled);
             self.ask_each(settled, deadline, call, |_, words| words.done())
+                .await
+                .map(drop)
+        })
+    }
+
+    fn give_back_parts<'a>(&'a self, parts: &'a [Return], deadline: Instant) -> Answer<'a, ()> {
+        Box::pin(async move {
+            let call = |part| Call::part(&self.prefix, part);
+            self.ask_each(parts, deadline, call, |_, words| words.done())
                 .await
                 .map(drop)
         })

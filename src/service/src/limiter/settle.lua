@@ -13,7 +13,7 @@
 --   nothing left to settle; nor is there after a cancel, which leaves no lines.
 -- * A hold of tokens is a 't' line. It becomes a 'w' line with the new amount: a second settlement finds no hold, and a
 --   cancel gives back what is then charged. Windows of requests, and all those that an older version wrote, are 'w' lines
---   from the start, and stay as they were charged.
+--   from the start, and stay as they were charged; so do the lines of a block, which goes back in parts (part.lua).
 -- * The amount goes to the window that was charged and to no later one of the same key (their ends differ). It may go over
 --   a limit, since the tokens are used, but not over 2^53, the last integer that Lua's numbers tell apart; and the share
 --   of others never below zero, whatever was done to the counter.
@@ -33,7 +33,7 @@ if not record then
   return {op, 'done'}
 end
 
-local lines, counts = {}, {}
+local lines, counts = {string.match(record, '^[^\n]*\n')}, {}
 local is_settled = false
 for kind, rest in string.gmatch(record, '(%a) ([^\n]*)\n') do
   if kind == 's' then
@@ -57,6 +57,6 @@ for key, used in pairs(counts) do
   redis.call('SET', key, used, 'KEEPTTL')
 end
 if is_settled then
-  redis.call('SET', KEYS[1], 'charged\n' .. table.concat(lines), 'KEEPTTL')
+  redis.call('SET', KEYS[1], table.concat(lines), 'KEEPTTL')
 end
 return {op, 'done'}

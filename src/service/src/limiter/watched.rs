@@ -10,6 +10,7 @@ use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::ledger::Settled;
 use portcullis_decision::log_line::{Level, LogLine};
 use portcullis_decision::operation::OperationId;
+use portcullis_decision::wire::Return;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Answer, Limiter, StoreFault, within};
@@ -80,6 +81,15 @@ impl WatchedLimiter {
     pub async fn settle(&self, settled: &[Settled]) -> Result<(), StoreFault> {
         let until = self.deadline();
         self.watch(until, self.limiter.settle(settled, until)).await
+    }
+
+    /// See [`Limiter::give_back_parts`].
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn give_back_parts(&self, parts: &[Return]) -> Result<(), StoreFault> {
+        let until = self.deadline();
+        self.watch(until, self.limiter.give_back_parts(parts, until)).await
     }
 
     /// See [`Limiter::renew`].

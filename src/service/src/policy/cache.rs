@@ -112,18 +112,23 @@ impl PolicyCache {
             return PolicyView::UNAVAILABLE;
         }
         let provider = async {
-            let Some(model) = model else { return Lookup::Known(None) };
+            let Some(model) = model else {
+                return (Lookup::Known(None), None);
+            };
             let registry = self.get::<Arc<Registry>>(REGISTRY, until).await;
-            registry.map_or(Lookup::Unavailable, |registry| {
-                Lookup::Known(closest(&registry, model).cloned())
+            registry.map_or((Lookup::Unavailable, None), |(registry, fresh_for_ms)| {
+                (Lookup::Known(closest(&registry, model).cloned()), Some(fresh_for_ms))
             })
         };
         let (org, provider) = tokio::join!(self.get::<Option<Arc<Org>>>(org, until), provider);
+        let (org, org_ms) = org.map_or((Lookup::Unavailable, None), |(org, fresh_for_ms)| {
+            (Lookup::Known(org.map(|org| Org::clone(&org))), Some(fresh_for_ms))
+        });
+        let (provider, provider_ms) = provider;
         PolicyView {
-            org: org.map_or(Lookup::Unavailable, |org| {
-                Lookup::Known(org.map(|org| Org::clone(&org)))
-            }),
+            org,
             provider,
+            fresh_for_ms: [org_ms, provider_ms].into_iter().flatten().min(),
         }
     }
 
@@ -139,12 +144,13 @@ impl PolicyCache {
         answer
     }
 
-    async fn get<T: Subject>(&self, key: &str, until: Instant) -> Result<T, StoreFault> {
+    /// An answer that counts, and for how many milliseconds it will.
+    async fn get<T: Subject>(&self, key: &str, until: Instant) -> Result<(T, u64), StoreFault> {
         let arrived = Instant::now();
         let mut outcome = "hit";
         let answer = loop {
             let mut flight = match self.look::<T>(key) {
-                Ok(Found::Answer(answer)) => break Ok(answer),
+                Ok(Found::Answer(answer, sent)) => break Ok((answer, sent)),
                 Ok(Found::Flight(flight)) => flight,
                 Err(fault) => break Err(fault),
             };
@@ -159,13 +165,15 @@ impl PolicyCache {
             };
             match landed {
                 // Asked for this request, or young enough for it.
-                Some(Ok((answer, sent))) if sent >= arrived || T::table(&self.0).is_fresh(sent) => break Ok(answer),
+                Some(Ok((answer, sent))) if sent >= arrived || T::table(&self.0).is_fresh(sent) => {
+                    break Ok((answer, sent));
+                }
                 Some(Err(fault)) => break Err(fault),
                 _ => {}
             }
         };
         self.0.metrics.policy_lookup(outcome);
-        answer
+        answer.map(|(answer, sent)| (answer, T::table(&self.0).fresh_for_ms(sent)))
     }
 
     /// An answer that counts, or the question that is under way; asks if there is neither.

@@ -162,6 +162,7 @@ pub(crate) async fn a_batch_of_any_length_is_carried_out(subject: Subject) {
         let plan = ChargePlan {
             op: *op,
             entries: entries.to_vec(),
+            block: None,
         };
         granted(subject.limiter.charge(&plan, long, soon()).await.unwrap());
     }

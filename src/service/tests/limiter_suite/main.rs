@@ -9,6 +9,7 @@
     reason = "a test may stop at the first surprise"
 )]
 
+mod blocks;
 mod cases;
 mod model;
 mod settling;
@@ -82,5 +83,25 @@ suite! {
         fifty_concurrent_charges_of_forty_against_a_hundred_tokens_left_admit_exactly_two,
         settlements_up_to_two_to_the_53_are_exact_and_none_goes_over,
         a_settlement_while_the_slot_is_renewed_is_the_last_word,
+    }
+    blocks {
+        a_block_is_charged_whole_to_every_window,
+        the_size_follows_what_is_left_of_the_tightest_window_and_the_number_of_parts,
+        a_block_that_would_be_small_is_one_admission,
+        one_gateway_gets_exactly_what_the_limit_allows,
+        ahead_charges_nothing_where_a_block_would_be_small_and_is_denied_where_nothing_fits,
+        the_same_operation_again_is_answered_the_same_block,
+        a_plan_that_takes_a_slot_has_no_block,
+        a_cancel_gives_all_of_a_block_back,
+        a_settlement_replaces_the_requests_own_hold_and_leaves_its_block,
+        a_return_is_made_once_and_for_every_window_of_the_block,
+        no_more_goes_back_than_the_block_has_and_what_is_charged_may_go_over_a_limit,
+        a_cancel_after_returns_gives_back_the_rest,
+        a_return_to_an_operation_without_a_block_changes_nothing,
+        a_return_after_its_window_is_gone_is_a_no_op,
+        a_batch_of_returns_is_carried_out,
+        fifty_concurrent_blocks_never_exceed_the_limit,
+        blocks_and_returns_at_the_same_time_never_exceed_the_limit,
+        blocks_up_to_two_to_the_53_are_exact,
     }
 }

@@ -7,9 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use portcullis_decision::charge::{ChargeEntry, ChargePlan, Charged, EntryState};
+use portcullis_decision::charge::{BlockAsk, ChargeEntry, ChargePlan, Charged, EntryState};
 use portcullis_decision::ledger::{Ledger, Settled};
 use portcullis_decision::limits::Resource;
+use portcullis_decision::wire::Return;
 use portcullis_service::limiter::Limiter;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -41,7 +42,12 @@ struct Run {
 impl Run {
     fn entries(&mut self) -> Vec<ChargeEntry> {
         let tokens = self.random.random_range(0..7);
-        let limit = self.random.random_range(2..5);
+        // Room for some requests, or for some blocks.
+        let limit = if self.random.random_bool(0.5) {
+            self.random.random_range(2..5)
+        } else {
+            self.random.random_range(20..60)
+        };
         let all = self.all(tokens, limit);
         all.into_iter().filter(|_| self.random.random_bool(0.6)).collect()
     }
@@ -52,12 +58,20 @@ impl Run {
         let short = |entry| ChargeEntry { window_s: 1, ..entry };
         [
             short(entry(&a, Resource::Requests, limit, 1)),
-            short(entry(&a, Resource::Tokens, 12, tokens)),
+            short(entry(&a, Resource::Tokens, 12 * limit, tokens)),
             entry(&a, Resource::Concurrency, 2, 1),
-            long(entry(&b, Resource::Requests, 5, 1)),
-            long(entry(&b, Resource::Tokens, 30, tokens)),
+            long(entry(&b, Resource::Requests, 50, 1)),
+            long(entry(&b, Resource::Tokens, 300, tokens)),
             entry(&b, Resource::Concurrency, 3, 1),
         ]
+    }
+
+    fn block(&mut self) -> Option<BlockAsk> {
+        self.random.random_bool(0.5).then(|| BlockAsk {
+            most: self.random.random_range(1..30),
+            parts: self.random.random_range(1..4),
+            ahead: self.random.random_bool(0.5),
+        })
     }
 
     /// Whether all counters and slots of both are the same, by a charge that is denied.
@@ -67,6 +81,7 @@ impl Run {
         let plan = ChargePlan {
             op: id(self.first_op + OPERATIONS),
             entries,
+            block: None,
         };
         let ours = self.ledger.charge(now_ms, &plan, SLOT_TTL_MS);
         let ttl = Duration::from_millis(SLOT_TTL_MS);
@@ -79,12 +94,14 @@ impl Run {
     async fn operate(&mut self, now_ms: u64) -> bool {
         let op = id(self.first_op + self.random.random_range(0..OPERATIONS));
         let ttl = Duration::from_millis(SLOT_TTL_MS);
-        match self.random.random_range(0..11) {
+        match self.random.random_range(0..14) {
             0..6 => {
-                let plan = ChargePlan {
-                    op,
-                    entries: self.entries(),
-                };
+                let mut entries = self.entries();
+                let block = self.block();
+                if block.is_some() && self.random.random_bool(0.8) {
+                    entries.retain(|entry| entry.resource != Resource::Concurrency);
+                }
+                let plan = ChargePlan { op, entries, block };
                 let ours = self.ledger.charge(now_ms, &plan, SLOT_TTL_MS);
                 let theirs = self.limiter.charge(&plan, ttl, soon()).await.unwrap();
                 let same = agree(&ours, &theirs);
@@ -104,6 +121,18 @@ impl Run {
                 self.ledger.settle(settled);
                 self.limiter.settle(&[settled], soon()).await.unwrap();
                 self.history.push(format!("{now_ms}: {settled:?}"));
+                self.look(now_ms).await
+            }
+            9..12 => {
+                let part = Return {
+                    id: id(self.first_op + OPERATIONS + 1 + self.random.random_range(0..20)),
+                    lease: op,
+                    requests: self.random.random_range(0..12),
+                    tokens: self.random.random_range(-20..60),
+                };
+                self.ledger.give_back_part(&part);
+                self.limiter.give_back_parts(&[part], soon()).await.unwrap();
+                self.history.push(format!("{now_ms}: {part:?}"));
                 self.look(now_ms).await
             }
             _ => {
@@ -149,6 +178,13 @@ fn agree(ours: &Charged, theirs: &Charged) -> bool {
     };
     match (ours, theirs) {
         (Charged::Granted(ours), Charged::Granted(theirs)) => all(ours, theirs),
+        (
+            Charged::Block {
+                admissions: size_of_ours,
+                states: ours,
+            },
+            Charged::Block { admissions, states },
+        ) => size_of_ours == admissions && all(ours, states),
         (Charged::Denied(ours), Charged::Denied(theirs)) => {
             all(ours, theirs)
                 && ours

@@ -118,6 +118,7 @@ pub(crate) fn plan(op: u32, entries: &[ChargeEntry]) -> ChargePlan {
     ChargePlan {
         op: id(op),
         entries: entries.to_vec(),
+        block: None,
     }
 }
 

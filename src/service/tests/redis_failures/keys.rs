@@ -23,6 +23,7 @@ fn hold(n: u32) -> ChargePlan {
     ChargePlan {
         op: id(n),
         entries: vec![entry(Resource::Tokens, 100, 40)],
+        block: None,
     }
 }
 
@@ -54,6 +55,7 @@ async fn every_key_has_a_time_to_live_after_every_operation() {
         let plan = ChargePlan {
             op: id(n),
             entries: entries.clone(),
+            block: None,
         };
         limiter.charge(&plan, SLOT_TTL, within(1_000)).await.unwrap();
         every_key_lives_for_a_time(&store).await;
@@ -139,6 +141,7 @@ async fn a_settlement_that_fails_halfway_is_made_as_a_whole_when_it_is_asked_aga
     let plan = ChargePlan {
         op: id(1),
         entries: vec![entry(Resource::Tokens, 100, 40), entry(Resource::Concurrency, 3, 1)],
+        block: None,
     };
     limiter.charge(&plan, SLOT_TTL, within(1_000)).await.unwrap();
     store.run(&["SET", SLOTS, "something else"]).await;
@@ -165,6 +168,7 @@ async fn a_record_of_an_older_version_frees_its_slots_keeps_its_hold_and_is_canc
             entry(Resource::Tokens, 100, 40),
             entry(Resource::Concurrency, 3, 1),
         ],
+        block: None,
     };
     limiter.charge(&plan, SLOT_TTL, within(1_000)).await.unwrap();
     let record = format!("portcullis:op:{}", id(1));
@@ -211,6 +215,7 @@ async fn a_planted_key_without_a_time_to_live_is_repaired_also_by_a_denial() {
     let plan = ChargePlan {
         op: id(3),
         entries: vec![entry(Resource::Concurrency, 1, 1)],
+        block: None,
     };
     assert!(matches!(
         limiter.charge(&plan, SLOT_TTL, within(1_000)).await,
@@ -227,10 +232,12 @@ async fn a_key_that_holds_something_else_is_unavailability_charges_nothing_and_h
     let both = |n| ChargePlan {
         op: id(n),
         entries: vec![entry(Resource::Tokens, 100, 1), entry(Resource::Requests, 100, 1)],
+        block: None,
     };
     let tokens = |n| ChargePlan {
         op: id(n),
         entries: vec![entry(Resource::Tokens, 100, 1)],
+        block: None,
     };
     for (n, plant) in [
         ["LPUSH", COUNTER, "x"],

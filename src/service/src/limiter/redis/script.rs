@@ -7,6 +7,7 @@ use portcullis_decision::charge::{ChargePlan, Charged, EntryState};
 use portcullis_decision::ledger::{LARGEST_COUNT, Settled};
 use portcullis_decision::limits::Resource;
 use portcullis_decision::operation::OperationId;
+use portcullis_decision::wire::Return;
 use redis::Value;
 
 /// How long an operation is remembered beyond what it took: longer than any retry or late cancel.
@@ -29,6 +30,7 @@ fn script(source: &'static str) -> Script {
 static CHARGE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../charge.lua")));
 static CANCEL: LazyLock<Script> = LazyLock::new(|| script(include_str!("../cancel.lua")));
 static SETTLE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../settle.lua")));
+static PART: LazyLock<Script> = LazyLock::new(|| script(include_str!("../part.lua")));
 static RENEW: LazyLock<Script> = LazyLock::new(|| script(include_str!("../renew.lua")));
 static PROBE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../probe.lua")));
 
@@ -59,6 +61,13 @@ impl Call {
                 ms(Duration::from_secs(entry.window_s)),
             ]);
         }
+        if let Some(block) = plan.asked_block() {
+            arguments.extend([
+                block.most.min(LARGEST_COUNT).to_string(),
+                block.parts.clamp(1, LARGEST_COUNT).to_string(),
+                u8::from(block.ahead).to_string(),
+            ]);
+        }
         Self {
             script: &CHARGE,
             keys,
@@ -80,6 +89,20 @@ impl Call {
             script: &SETTLE,
             keys: vec![record(prefix, settled.op)],
             arguments: std::iter::once(settled.op.to_string()).chain(tokens).collect(),
+        }
+    }
+
+    pub(super) fn part(prefix: &str, of: Return) -> Self {
+        let most = i64::try_from(LARGEST_COUNT).unwrap_or(i64::MAX);
+        Self {
+            script: &PART,
+            keys: vec![record(prefix, of.lease), record(prefix, of.id)],
+            arguments: vec![
+                of.id.to_string(),
+                of.requests.min(LARGEST_COUNT).to_string(),
+                of.tokens.clamp(most.saturating_neg(), most).to_string(),
+                ms(GRACE),
+            ],
         }
     }
 
@@ -138,10 +161,14 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// As the answer to a charge of so many entries, or `None` if it isn't one.
-    pub(super) fn charged(&self, entries: usize) -> Option<Charged> {
-        let states: Vec<EntryState> = self
-            .figures
+    /// As the answer to the charge of a plan, or `None` if it isn't one.
+    pub(super) fn charged(&self, plan: &ChargePlan) -> Option<Charged> {
+        let entries = plan.entries.len();
+        let (block, figures) = match self.figures.split_first() {
+            Some((admissions, figures)) if self.word == "block" => (Some(*admissions), figures),
+            _ => (None, self.figures.as_slice()),
+        };
+        let states: Vec<EntryState> = figures
             .chunks(3)
             .map(|three| match three {
                 [used, reset_ms, exhausted @ (0 | 1)] => Some(EntryState {
@@ -153,10 +180,15 @@ impl Answer {
             })
             .collect::<Option<_>>()?;
         let exhausted = states.iter().any(|state| state.exhausted);
-        match self.word.as_str() {
-            "granted" if states.len() == entries && !exhausted => Some(Charged::Granted(states)),
-            "denied" if states.len() == entries && exhausted => Some(Charged::Denied(states)),
-            "cancelled" if states.is_empty() => Some(Charged::Cancelled),
+        match (self.word.as_str(), block, plan.asked_block()) {
+            ("block", Some(admissions), Some(ask))
+                if states.len() == entries && !exhausted && (admissions > 0 || ask.ahead) =>
+            {
+                Some(Charged::Block { admissions, states })
+            }
+            ("granted", None, None) if states.len() == entries && !exhausted => Some(Charged::Granted(states)),
+            ("denied", ..) if states.len() == entries && exhausted => Some(Charged::Denied(states)),
+            ("cancelled", ..) if states.is_empty() => Some(Charged::Cancelled),
             _ => None,
         }
     }
@@ -194,12 +226,32 @@ fn text(value: Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use portcullis_decision::charge::{BlockAsk, ChargeEntry};
+    use portcullis_decision::limits::Scope;
+    use portcullis_decision::rules::Gate;
+
     use super::*;
 
     const OP: &str = "000102030405060708090a0b0c0d0e0f";
 
     fn cancel() -> Call {
         Call::cancel("p", OperationId::parse(OP).unwrap())
+    }
+
+    fn plan(block: Option<BlockAsk>) -> ChargePlan {
+        ChargePlan {
+            op: OperationId::parse(OP).unwrap(),
+            entries: vec![ChargeEntry {
+                gate: Gate::Contract,
+                scope: Scope::Owner,
+                resource: Resource::Requests,
+                key: "k".to_owned(),
+                limit: 100,
+                cost: 1,
+                window_s: 60,
+            }],
+            block,
+        }
     }
 
     fn words(words: &[&str]) -> Value {
@@ -227,6 +279,11 @@ mod tests {
 
     #[test]
     fn a_charge_is_only_believed_if_word_and_figures_agree() {
+        let one_entry = plan(None);
+        let block = |ahead| {
+            let (most, parts) = (64, 8);
+            plan(Some(BlockAsk { most, parts, ahead }))
+        };
         let answer = |word: &str, figures: &[u64]| Answer {
             word: word.to_owned(),
             figures: figures.to_vec(),
@@ -237,10 +294,10 @@ mod tests {
             exhausted: true,
         };
         assert_eq!(
-            answer("denied", &[3, 7, 1]).charged(1),
+            answer("denied", &[3, 7, 1]).charged(&one_entry),
             Some(Charged::Denied(vec![state]))
         );
-        assert_eq!(answer("cancelled", &[]).charged(1), Some(Charged::Cancelled));
+        assert_eq!(answer("cancelled", &[]).charged(&one_entry), Some(Charged::Cancelled));
         for (word, figures) in [
             ("denied", &[3, 7, 0][..]),
             ("granted", &[3, 7, 1]),
@@ -249,8 +306,25 @@ mod tests {
             ("granted", &[]),
             ("done", &[3, 7, 0]),
         ] {
-            assert_eq!(answer(word, figures).charged(1), None, "{word} {figures:?}");
+            assert_eq!(answer(word, figures).charged(&one_entry), None, "{word} {figures:?}");
         }
+        let fits = EntryState {
+            exhausted: false,
+            ..state
+        };
+        for (admissions, ahead, believed) in [(9, false, true), (1, false, true), (0, true, true), (0, false, false)] {
+            let charged = believed.then(|| Charged::Block {
+                admissions,
+                states: vec![fits],
+            });
+            let words = answer("block", &[admissions, 3, 7, 0]);
+            assert_eq!(words.charged(&block(ahead)), charged, "{admissions}");
+            assert_eq!(words.charged(&one_entry), None, "nobody asked for a block");
+        }
+        for figures in [&[9, 3, 7, 1][..], &[3, 7, 0], &[9], &[]] {
+            assert_eq!(answer("block", figures).charged(&block(true)), None, "{figures:?}");
+        }
+        assert_eq!(answer("granted", &[3, 7, 0]).charged(&block(false)), None);
     }
 
     #[test]
@@ -259,6 +333,7 @@ mod tests {
         let plan = ChargePlan {
             op: OperationId::parse(OP).unwrap(),
             entries: Vec::new(),
+            block: None,
         };
         let ttl = Duration::from_secs(30);
         let calls = || {

@@ -18,8 +18,8 @@ pub(super) type Landed<T> = Option<Result<(T, Instant), StoreFault>>;
 
 /// What there is for a key.
 pub(super) enum Found<T> {
-    /// An answer that counts.
-    Answer(T),
+    /// An answer that counts, and when it was asked for.
+    Answer(T, Instant),
     /// The question under way.
     Flight(watch::Receiver<Landed<T>>),
 }
@@ -56,6 +56,12 @@ impl<T: Clone> Table<T> {
                 landed: VecDeque::new(),
             }),
         }
+    }
+
+    /// How long an answer asked for at `sent` still counts, in whole milliseconds.
+    pub(super) fn fresh_for_ms(&self, sent: Instant) -> u64 {
+        let left = self.max_staleness.saturating_sub(sent.elapsed());
+        u64::try_from(left.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Whether an answer asked for at `sent` still counts.
@@ -95,7 +101,7 @@ impl<T: Clone> Table<T> {
             flight => (flight, None),
         };
         let found = match answer {
-            Some((answer, _)) => Some(Found::Answer(answer)),
+            Some((answer, sent)) => Some(Found::Answer(answer, sent)),
             None => flight.map(Found::Flight),
         };
         (found, to_ask)
@@ -157,7 +163,7 @@ mod tests {
             table.land(key, Some(&(u8::try_from(at).unwrap(), sent)));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
-        let known = |key| matches!(table.look(key, false).0, Some(Found::Answer(_)));
+        let known = |key| matches!(table.look(key, false).0, Some(Found::Answer(..)));
         assert_eq!(["a", "b", "c", "d"].map(known), [false, true, true, true]);
         tokio::time::advance(Duration::from_secs(2)).await;
         let (_, to_ask) = table.look("e", true);
