@@ -41,8 +41,8 @@ struct Window {
 enum Operation {
     Charged {
         taken: Vec<Taken>,
-        /// How many admissions were charged: 1 but for a block.
-        admissions: u64,
+        /// How many admissions were charged, if a block was asked for.
+        block: Option<u64>,
     },
     /// It takes nothing, or nothing more. So does the id under which a part of a block was returned.
     Cancelled,
@@ -79,6 +79,20 @@ enum Part {
     BlockTokens,
 }
 
+impl Taken {
+    /// Whether this is a block's, and its window is over.
+    const fn is_block_over(&self, now_ms: u64) -> bool {
+        match self.what {
+            Share::Amount {
+                window_ends_ms,
+                part: Part::BlockRequests | Part::BlockTokens,
+                ..
+            } => window_ends_ms <= now_ms,
+            Share::Amount { .. } | Share::Slot => false,
+        }
+    }
+}
+
 /// Counters, slots and operations.
 #[derive(Debug, Clone, Default)]
 pub struct Ledger {
@@ -95,12 +109,16 @@ impl Ledger {
         self.sweep(now_ms);
         match self.operations.get(&plan.op) {
             Some((Operation::Cancelled, _)) => return Charged::Cancelled,
-            Some((Operation::Charged { admissions, .. }, _)) => {
+            Some((Operation::Charged { taken, block }, _)) => {
+                // A block ends with its windows: in the next ones nothing is charged for it.
+                let is_alive = taken.iter().all(|of| !of.is_block_over(now_ms));
+                let own = u64::from(!plan.block.is_some_and(|ask| ask.ahead));
+                let admissions = block.filter(|_| is_alive).unwrap_or(own);
                 let again = |entry| EntryState {
                     exhausted: false,
                     ..self.state(now_ms, entry)
                 };
-                return granted(plan, *admissions, plan.entries.iter().map(again).collect());
+                return granted(plan, admissions, plan.entries.iter().map(again).collect());
             }
             None => {}
         }
@@ -151,7 +169,10 @@ impl Ledger {
             };
             remembered_until_ms = remembered_until_ms.max(ends_ms.saturating_add(OPERATION_GRACE_MS));
         }
-        let operation = Operation::Charged { taken, admissions };
+        let operation = Operation::Charged {
+            taken,
+            block: block.map(|_| admissions),
+        };
         self.operations.insert(plan.op, (operation, remembered_until_ms));
         let states = plan.entries.iter().map(|entry| self.state(now_ms, entry)).collect();
         granted(plan, admissions, states)

@@ -14,17 +14,16 @@ use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::config::{Profile, ServiceConfig};
 use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step};
 use portcullis_decision::log_line::{Level, LogLine};
-use portcullis_decision::operation::OperationId;
 use portcullis_decision::policy::PolicyView;
 use portcullis_decision::rules::Choice;
 use portcullis_decision::verdict::{Unavailability, Verdict};
-use portcullis_decision::wire::{DecideAnswer, DecideRequest, LeaseAsk};
+use portcullis_decision::wire::{DecideAnswer, DecideRequest};
 use tokio::time::Instant;
 
 use crate::flights::{Flights, Seat};
 use crate::give_back::{GiveBack, GiveBacks};
 use crate::launches::{Launch, Launches};
-use crate::leases::{Bundle, LeaseDesk};
+use crate::leases::LeaseDesk;
 use crate::limiter::Limiter;
 use crate::limiter::watched::WatchedLimiter;
 use crate::logs::Journal;
@@ -195,9 +194,9 @@ impl Decider {
             locked(&self.allowances).admit(class, choice, millis_since(self.epoch))
         };
         let mut evaluation = Evaluation::new(request, &self.operator);
-        let leased = request.lease.map(|ask| (self.leases.bundle(request), ask));
-        if let Some((bundle, ask)) = &leased {
-            evaluation = evaluation.leasing(self.leases.terms(*bundle, ask));
+        let bundle = self.leases.watched(request);
+        if let Some((bundle, ask)) = bundle.zip(request.lease.as_ref()) {
+            evaluation = evaluation.leasing(self.leases.terms(bundle, ask));
         }
         let mut gave_back = false;
         let verdict = loop {
@@ -230,11 +229,17 @@ impl Decider {
                 Step::Done(verdict) => break verdict,
             }
         };
-        if let Some((bundle, ask)) = leased {
-            self.note_lease(bundle, ask, request.op, &verdict);
+        let is_ahead = request.lease.is_some_and(|ask| ask.ahead);
+        if request.lease.is_some() {
+            self.metrics.lease(&verdict);
+        }
+        if let (Some(bundle), Verdict::Admit(admission)) = (bundle, &verdict) {
+            let block = admission.lease.map_or(0, |grant| grant.requests);
+            let admissions = block.saturating_add(u64::from(!is_ahead));
+            self.leases.handed_out(bundle, request.op, admissions);
         }
         // What is fetched ahead is no request's verdict.
-        if !leased.is_some_and(|(_, ask)| ask.ahead) {
+        if !is_ahead {
             self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
             self.metrics.verdict(&verdict);
             self.journal_unmetered(request, &verdict);
@@ -247,15 +252,6 @@ impl Decider {
             },
             gave_back,
         )
-    }
-
-    fn note_lease(&self, bundle: Bundle, ask: LeaseAsk, op: OperationId, verdict: &Verdict) {
-        self.metrics.lease(verdict);
-        if let Verdict::Admit(admission) = verdict {
-            let block = admission.lease.map_or(0, |grant| grant.requests);
-            let admissions = block.saturating_add(u64::from(!ask.ahead));
-            self.leases.handed_out(bundle, op, admissions);
-        }
     }
 
     async fn charge(&self, plan: &ChargePlan, deadline: Instant, gave_back: &mut bool) -> LimiterAnswer {

@@ -13,9 +13,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use portcullis_decision::charge::BlockAsk;
 use portcullis_decision::evaluation::LeaseTerms;
+use portcullis_decision::lease::is_leasable;
 use portcullis_decision::limits::{Resource, Scope};
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::wire::{DecideRequest, LeaseAsk, Return};
@@ -176,6 +178,8 @@ impl Desk {
 pub struct LeaseDesk {
     hasher: RandomState,
     epoch: Instant,
+    /// Until when leases are wanted here at all.
+    wanted_until_ms: AtomicU64,
     desk: Mutex<Desk>,
 }
 
@@ -195,6 +199,7 @@ impl LeaseDesk {
         Self {
             hasher: RandomState::new(),
             epoch: Instant::now(),
+            wanted_until_ms: AtomicU64::new(0),
             desk: Mutex::new(Desk {
                 demands: vec![[Demand::default(); WAYS]; sets],
                 blocks: HashMap::new(),
@@ -205,8 +210,21 @@ impl LeaseDesk {
         }
     }
 
+    /// The bundle of a request, if its demand counts: one request of a gateway asks for a lease while others like it are
+    /// decided exactly. Where nobody asks for leases nothing is kept.
+    pub fn watched(&self, request: &DecideRequest) -> Option<Bundle> {
+        let now_ms = millis_since(self.epoch);
+        if request.lease.is_some() {
+            let until_ms = now_ms.saturating_add(GATEWAY_MS);
+            self.wanted_until_ms.store(until_ms, Ordering::Relaxed);
+        }
+        let is_wanted = now_ms < self.wanted_until_ms.load(Ordering::Relaxed);
+        let counts = is_wanted && request.gates.iter().all(|rule| is_leasable(rule.gate()));
+        counts.then(|| self.bundle(request))
+    }
+
     /// The bundle of a request: its subject and limits, under its gates and window.
-    pub fn bundle(&self, request: &DecideRequest) -> Bundle {
+    fn bundle(&self, request: &DecideRequest) -> Bundle {
         let mut hasher = self.hasher.build_hasher();
         let subject = &request.subject;
         subject.owner.hash(&mut hasher);

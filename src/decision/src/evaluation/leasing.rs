@@ -106,7 +106,10 @@ impl<'a> Evaluation<'a> {
 
     /// Ends a decision that nobody waits for without a lease.
     pub(super) fn no_lease(&mut self) {
-        self.verdict = Some(Verdict::Admit(Admission::default()));
+        self.verdict = Some(Verdict::Admit(Admission {
+            unenforced: self.admission.unenforced,
+            ..Admission::default()
+        }));
     }
 
     /// Ends a decision that nobody waits for at a gate that could not answer: there is nobody to open it for.

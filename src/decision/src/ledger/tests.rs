@@ -6,6 +6,7 @@ use std::vec::Vec;
 use wasm_bindgen_test::wasm_bindgen_test as test;
 
 use super::*;
+use crate::charge::BlockAsk;
 use crate::limits::Scope;
 use crate::rules::Gate;
 
@@ -248,6 +249,64 @@ fn a_settlement_goes_over_a_limit_and_not_over_the_largest_count() {
     assert_eq!(used(&ledger, 1), 40, "what did not fit was not charged");
 }
 
+fn block(n: u8, entries: &[ChargeEntry], most: u64, ahead: bool) -> ChargePlan {
+    ChargePlan {
+        block: Some(BlockAsk { most, parts: 2, ahead }),
+        ..plan(n, entries)
+    }
+}
+
+fn part(n: u8, lease: u8, requests: u64, tokens: i64) -> Return {
+    Return {
+        id: op(n),
+        lease: op(lease),
+        requests,
+        tokens,
+    }
+}
+
+#[test]
+fn a_block_is_settled_and_returned_apart_and_a_cancel_gives_back_the_rest() {
+    let mut ledger = Ledger::default();
+    let both = [
+        entry("k", Resource::Tokens, 1_000, 10),
+        entry("r", Resource::Requests, 100, 1),
+    ];
+    let figures = |ledger: &Ledger| both.iter().map(|entry| ledger.state(1, entry).used).collect::<Vec<_>>();
+    for _ in 0..2 {
+        let Charged::Block { admissions, states } = ledger.charge(0, &block(1, &both, 20, false), SLOT_TTL_MS) else {
+            panic!("no block")
+        };
+        assert_eq!((admissions, states[0].used, states[1].used), (20, 200, 20));
+    }
+    ledger.settle(ended(1, Some(3)));
+    assert_eq!(figures(&ledger), [193, 20]);
+    for _ in 0..2 {
+        ledger.give_back_part(&part(101, 1, 5, 60));
+        ledger.give_back_part(&part(102, 1, 0, -7));
+        assert_eq!(figures(&ledger), [140, 15]);
+    }
+    ledger.give_back_part(&part(103, 1, 99, 999));
+    assert_eq!(figures(&ledger), [3, 1], "what the request took is its own");
+    ledger.cancel(1, op(1));
+    ledger.give_back_part(&part(104, 1, 1, 1));
+    assert_eq!(figures(&ledger), [0, 0]);
+}
+
+#[test]
+fn a_return_is_remembered_longer_than_its_block() {
+    let mut ledger = Ledger::default();
+    let one = [entry("r", Resource::Requests, 100, 1)];
+    ledger.charge(0, &block(1, &one, 20, true), SLOT_TTL_MS);
+    ledger.give_back_part(&part(101, 1, 5, 0));
+    // The block's record goes a minute after its window, the return's a minute later.
+    for (now_ms, known) in [(119_999, 2), (120_000, 1), (179_999, 1), (180_000, 0)] {
+        ledger.next_sweep_ms = 0;
+        ledger.sweep(now_ms);
+        assert_eq!(ledger.operations.len(), known, "at {now_ms}");
+    }
+}
+
 #[test]
 fn a_limit_lowered_below_what_is_used_denies_without_an_underflow() {
     let mut ledger = Ledger::default();
@@ -296,6 +355,9 @@ mod properties {
         Settle(u8, Option<u64>),
         Renew(u8),
         Pass(u64),
+        Block(u8, u64, bool),
+        /// The number of the return, the operation, requests and tokens.
+        Return(u8, u8, u64, i64),
     }
 
     fn call() -> impl Strategy<Value = Call> {
@@ -304,8 +366,12 @@ mod properties {
             4 => id.clone().prop_map(Call::Charge),
             1 => id.clone().prop_map(Call::Cancel),
             2 => (id.clone(), proptest::option::of(0..12_u64)).prop_map(|(n, tokens)| Call::Settle(n, tokens)),
-            1 => id.prop_map(Call::Renew),
+            1 => id.clone().prop_map(Call::Renew),
             1 => (0..40_000_u64).prop_map(Call::Pass),
+            3 => (id.clone(), 1..40_u64, any::<bool>()).prop_map(|(n, most, ahead)| Call::Block(n, most, ahead)),
+            3 => (0..30_u8, id, 0..20_u64, 0..60_i64).prop_map(|(n, lease, requests, tokens)| {
+                Call::Return(n, lease, requests, tokens)
+            }),
         ]
     }
 
@@ -318,7 +384,10 @@ mod properties {
                 entry("r", Resource::Requests, 4, 1),
                 entry("t", Resource::Tokens, 20, HOLD),
                 entry("s", Resource::Concurrency, 2, 1),
+                entry("R", Resource::Requests, 60, 1),
+                entry("T", Resource::Tokens, 300, HOLD),
             ];
+            let windows = [entries[3].clone(), entries[4].clone()];
             let mut now = 0;
             let mut cancelled = std::collections::HashMap::new();
             for call in calls {
@@ -334,6 +403,12 @@ mod properties {
                     Call::Settle(n, tokens) => ledger.settle(ended(n, tokens.map(|tokens| tokens.min(HOLD)))),
                     Call::Renew(n) => { ledger.renew(now, op(n), SLOT_TTL_MS); }
                     Call::Pass(ms) => now += ms,
+                    Call::Block(n, most, ahead) => {
+                        ledger.charge(now, &block(n, &windows, most, ahead), SLOT_TTL_MS);
+                    }
+                    Call::Return(n, lease, requests, tokens) => {
+                        ledger.give_back_part(&part(100 + n, lease, requests, tokens));
+                    }
                 }
                 for entry in &entries {
                     prop_assert!(ledger.state(now, entry).used <= entry.limit);
@@ -364,10 +439,55 @@ mod properties {
                         }
                     }
                     Call::Renew(n) => { ledger.renew(0, op(n), SLOT_TTL_MS); }
-                    Call::Pass(_) => {}
+                    Call::Pass(_) | Call::Block(..) | Call::Return(..) => {}
                 }
                 let sum: u64 = charged.values().flatten().map(|of| of.0).sum();
                 prop_assert_eq!(used(&ledger, 0), sum);
+            }
+        }
+
+        /// The same for blocks: what was charged less what was returned of it, each once; so nobody is ever admitted
+        /// by an admission that has gone back.
+        #[test]
+        fn a_counter_of_blocks_is_what_was_granted_less_what_was_returned(
+            calls in proptest::collection::vec(call(), 0..200),
+        ) {
+            let mut ledger = Ledger::default();
+            let both = [entry("r", Resource::Requests, 100, 1), entry("k", Resource::Tokens, 500, HOLD)];
+            // By operation: requests and tokens of its own, and of its block. `None` once it is cancelled.
+            let mut charged = std::collections::HashMap::<u8, Option<[u64; 4]>>::new();
+            let mut returned = std::collections::HashSet::new();
+            let mut settled = std::collections::HashSet::new();
+            for call in calls {
+                match call {
+                    Call::Block(n, most, ahead) => {
+                        let answer = ledger.charge(0, &block(n, &both, most, ahead), SLOT_TTL_MS);
+                        if let Charged::Block { admissions, .. } = answer && admissions > 0 {
+                            let own = u64::from(!ahead);
+                            let block = admissions - own.min(admissions);
+                            charged.entry(n).or_insert(Some([own, own * HOLD, block, block * HOLD]));
+                        }
+                    }
+                    Call::Return(n, lease, requests, tokens) => {
+                        ledger.give_back_part(&part(100 + n, lease, requests, tokens));
+                        if let Some(Some(of)) = charged.get_mut(&lease) && returned.insert(n) {
+                            of[2] -= requests.min(of[2]);
+                            of[3] -= u64::try_from(tokens).unwrap().min(of[3]);
+                        }
+                    }
+                    Call::Cancel(n) => { ledger.cancel(0, op(n)); charged.insert(n, None); }
+                    Call::Settle(n, tokens) => {
+                        ledger.settle(ended(n, tokens));
+                        if let (Some(Some(of)), Some(tokens)) = (charged.get_mut(&n), tokens)
+                            && of[0] > 0 && settled.insert(n) {
+                            of[1] = tokens;
+                        }
+                    }
+                    Call::Charge(_) | Call::Renew(_) | Call::Pass(_) => {}
+                }
+                let sum = |at: [usize; 2]| -> u64 { charged.values().flatten().map(|of| of[at[0]] + of[at[1]]).sum() };
+                prop_assert_eq!(ledger.state(0, &both[0]).used, sum([0, 2]));
+                prop_assert_eq!(ledger.state(0, &both[1]).used, sum([1, 3]));
             }
         }
     }

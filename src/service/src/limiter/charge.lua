@@ -31,7 +31,8 @@
 -- * A block is as large as asked for, but no more than one part of what the tightest window has left; below 8 it is not
 --   worth its bookkeeping, and 1, or 0 if no request waits: then nothing is charged and nothing written. Its lines stand
 --   beside those of the request that waits: 'r' (requests) and 'b' (tokens), which go back in parts (part.lua). A record
---   of a block begins with its size, for whoever asks again.
+--   of a block begins with its size, for whoever asks again before the first of its windows is over: a block ends with
+--   them, since nothing is charged for it in the next ones.
 -- * Numbers go back to the server as text by '%.0f': Lua would write 2^53 - 1 as 9.007199254741e+15.
 --
 -- Bounds: at most about 30 entries, and for each 4 commands of O(log slots); expired slots are dropped as they are met.
@@ -101,9 +102,13 @@ local function whole_parts(amount, part)
   return (amount - math.fmod(amount, part)) / part
 end
 
+local own = is_ahead and 0 or 1
 local admissions = 1
 if most and record then
-  admissions = tonumber(string.match(record, '^charged:(%d+)\n')) or 1
+  admissions = tonumber(string.match(record, '^charged:(%d+)\n')) or own
+  for ends in string.gmatch(record, '\n[rb] (%d+) ') do
+    admissions = tonumber(ends) > now and admissions or own
+  end
 elseif most and not denied then
   admissions = most
   for _, entry in ipairs(entries) do
@@ -113,10 +118,9 @@ elseif most and not denied then
     end
   end
   if admissions < 8 then
-    admissions = is_ahead and 0 or 1
+    admissions = own
   end
 end
-local own = is_ahead and 0 or 1
 
 local granted = record or not denied
 if granted and not record and admissions > 0 then

@@ -161,6 +161,29 @@ pub(crate) async fn the_same_operation_again_is_answered_the_same_block(subject:
     assert_eq!(admissions(&subject, &block(3, &requests(9), 100, 1)).await, 1);
 }
 
+pub(crate) async fn a_block_asked_for_again_after_its_window_is_none_any_more(subject: Subject) {
+    let windows = |name: &str| {
+        let brief = ChargeEntry {
+            window_s: 1,
+            ..entry(name, Resource::Requests, 100, 1)
+        };
+        [entry(name, Resource::Tokens, 10_000, 1), brief]
+    };
+    let (waited_for, fetched) = (windows("a"), windows("b"));
+    assert_eq!(admissions(&subject, &block(1, &waited_for, 10, 8)).await, 10);
+    assert_eq!(admissions(&subject, &ahead(2, &fetched, 10, 8)).await, 10);
+    eventually("the windows end", async || {
+        let over = subject.used(&waited_for[1..]).await == [0] && subject.used(&fetched[1..]).await == [0];
+        over.then_some(())
+    })
+    .await;
+    // Nothing is charged in the next window, so nothing may be handed out in it.
+    assert_eq!(admissions(&subject, &block(1, &waited_for, 10, 8)).await, 1);
+    let (size, _) = charged(subject.charge(&ahead(2, &fetched, 10, 8)).await);
+    assert_eq!(size, 0);
+    assert_eq!(subject.used(&waited_for).await, [10, 0]);
+}
+
 pub(crate) async fn a_plan_that_takes_a_slot_has_no_block(subject: Subject) {
     let with_a_slot = [entry("k", Resource::Requests, 1_000, 1), slot("k", 50)];
     let charged = subject.charge(&block(1, &with_a_slot, 100, 1)).await;

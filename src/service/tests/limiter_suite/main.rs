@@ -91,6 +91,7 @@ suite! {
         one_gateway_gets_exactly_what_the_limit_allows,
         ahead_charges_nothing_where_a_block_would_be_small_and_is_denied_where_nothing_fits,
         the_same_operation_again_is_answered_the_same_block,
+        a_block_asked_for_again_after_its_window_is_none_any_more,
         a_plan_that_takes_a_slot_has_no_block,
         a_cancel_gives_all_of_a_block_back,
         a_settlement_replaces_the_requests_own_hold_and_leaves_its_block,

@@ -12,6 +12,7 @@
 mod answering;
 mod applying;
 mod from_file;
+mod leasing;
 mod outages;
 mod policies;
 #[path = "../stores/postgres.rs"]

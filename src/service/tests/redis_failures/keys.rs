@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use portcullis_decision::charge::{ChargePlan, Charged};
+use portcullis_decision::charge::{BlockAsk, ChargePlan, Charged};
 use portcullis_decision::ledger::Settled;
 use portcullis_decision::limits::Resource;
+use portcullis_decision::wire::Return;
 use portcullis_service::limiter::StoreFault;
 use redis::Value;
 
@@ -153,6 +154,135 @@ async fn a_settlement_that_fails_halfway_is_made_as_a_whole_when_it_is_asked_aga
     store.run(&["DEL", SLOTS]).await;
     limiter.settle(&[ended(1, Some(10))], within(1_000)).await.unwrap();
     assert_eq!(store.number(&["GET", TOKENS]).await, 10);
+}
+
+/// Ten requests of ten tokens each, and one that waits.
+fn block(n: u32) -> ChargePlan {
+    let (most, parts, ahead) = (11, 1, false);
+    ChargePlan {
+        op: id(n),
+        entries: vec![entry(Resource::Requests, 100, 1), entry(Resource::Tokens, 1_000, 10)],
+        block: Some(BlockAsk { most, parts, ahead }),
+    }
+}
+
+fn part(n: u32, lease: u32, requests: u64, tokens: i64) -> Return {
+    Return {
+        id: id(n),
+        lease: id(lease),
+        requests,
+        tokens,
+    }
+}
+
+#[tokio::test]
+async fn a_block_and_its_returns_move_no_window_and_all_their_keys_live_for_a_time() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    limiter.charge(&block(1), SLOT_TTL, within(1_000)).await.unwrap();
+    let record = format!("portcullis:op:{}", id(1));
+    let ends = async || {
+        let mut ends = Vec::new();
+        for key in [COUNTER, TOKENS, &record] {
+            ends.push(store.number(&["PEXPIRETIME", key]).await);
+        }
+        ends
+    };
+    let before = ends().await;
+    limiter
+        .give_back_parts(&[part(50, 1, 4, 40), part(51, 1, 0, -3)], within(1_000))
+        .await
+        .unwrap();
+    limiter.settle(&[ended(1, Some(3))], within(1_000)).await.unwrap();
+    assert_eq!(ends().await, before);
+    every_key_lives_for_a_time(&store).await;
+    let marker = format!("portcullis:op:{}", id(50));
+    assert!(
+        store.number(&["PEXPIRETIME", &marker]).await >= before[2] + 60_000,
+        "a return could be made twice"
+    );
+    assert_eq!(store.number(&["GET", COUNTER]).await, 7);
+    assert_eq!(store.number(&["GET", TOKENS]).await, 3 + 60 + 3);
+}
+
+#[tokio::test]
+async fn a_return_never_takes_a_counter_below_zero_whatever_was_done_to_it() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    limiter.charge(&block(1), SLOT_TTL, within(1_000)).await.unwrap();
+    store.run(&["SET", COUNTER, "3", "KEEPTTL"]).await;
+    store.run(&["SET", TOKENS, "many", "KEEPTTL"]).await;
+    for _ in 0..2 {
+        limiter
+            .give_back_parts(&[part(50, 1, 5, 50)], within(1_000))
+            .await
+            .unwrap();
+        assert_eq!(store.number(&["GET", COUNTER]).await, 0);
+        // What is no count is left for whoever put it there.
+        assert_eq!(text(store.run(&["GET", TOKENS]).await), "many");
+    }
+    store.run(&["DEL", COUNTER, TOKENS]).await;
+    limiter
+        .give_back_parts(&[part(51, 1, 5, -50)], within(1_000))
+        .await
+        .unwrap();
+    assert_eq!(store.number(&["EXISTS", COUNTER, TOKENS]).await, 0);
+}
+
+#[tokio::test]
+async fn a_return_that_fails_is_made_as_a_whole_when_it_is_asked_again() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    limiter.charge(&block(1), SLOT_TTL, within(1_000)).await.unwrap();
+    store.run(&["RENAME", TOKENS, "aside"]).await;
+    store.run(&["LPUSH", TOKENS, "x"]).await;
+    let ends = store.number(&["PEXPIRETIME", "aside"]).await.to_string();
+    store.run(&["PEXPIREAT", TOKENS, &ends]).await;
+    for _ in 0..2 {
+        let answer = limiter.give_back_parts(&[part(50, 1, 5, 50)], within(1_000)).await;
+        assert_eq!(answer, Err(StoreFault::NotSensible));
+        assert_eq!(store.number(&["GET", COUNTER]).await, 11);
+    }
+    store.run(&["RENAME", "aside", TOKENS]).await;
+    for _ in 0..2 {
+        limiter
+            .give_back_parts(&[part(50, 1, 5, 50)], within(1_000))
+            .await
+            .unwrap();
+        assert_eq!(store.number(&["GET", COUNTER]).await, 6);
+        assert_eq!(store.number(&["GET", TOKENS]).await, 60);
+    }
+}
+
+/// Versions that knew no blocks begin every record alike when they write one.
+#[tokio::test]
+async fn a_record_that_an_older_version_has_settled_is_returned_and_cancelled_as_ever() {
+    let store = Store::redis().await;
+    let limiter = open(&store.url(), 1_000);
+    connected(&limiter).await;
+    limiter.charge(&block(1), SLOT_TTL, within(1_000)).await.unwrap();
+    let record = format!("portcullis:op:{}", id(1));
+    let new = text(store.run(&["GET", &record]).await);
+    let old = new.replace("charged:11\n", "charged\n");
+    assert_ne!(old, new);
+    store.run(&["SET", &record, &old, "KEEPTTL"]).await;
+    let again = limiter.charge(&block(1), SLOT_TTL, within(1_000)).await;
+    assert!(
+        matches!(again, Ok(Charged::Block { admissions: 1, .. })),
+        "no more than is known: {again:?}"
+    );
+    limiter
+        .give_back_parts(&[part(50, 1, 4, 40)], within(1_000))
+        .await
+        .unwrap();
+    assert_eq!(store.number(&["GET", COUNTER]).await, 7);
+    limiter.cancel(&[id(1)], within(1_000)).await.unwrap();
+    for counter in [TOKENS, COUNTER] {
+        assert_eq!(store.number(&["GET", counter]).await, 0);
+    }
 }
 
 /// Versions that knew no settlement wrote every window as `w`.

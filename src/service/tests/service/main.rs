@@ -12,6 +12,7 @@
 mod command_line;
 mod deciding;
 mod ending;
+mod leasing;
 mod process;
 mod settling;
 mod surfaces;

@@ -336,6 +336,12 @@ mod tests {
             block: None,
         };
         let ttl = Duration::from_secs(30);
+        let back = Return {
+            id: plan.op,
+            lease: OperationId::from_random([9; 16]),
+            requests: u64::MAX,
+            tokens: i64::MIN,
+        };
         let calls = || {
             [
                 Call::charge("p", &plan, ttl),
@@ -348,6 +354,7 @@ mod tests {
                     },
                 ),
                 Call::renew("p", plan.op, ttl),
+                Call::part("p", back),
             ]
             .map(|call| call.arguments)
         };
@@ -356,5 +363,7 @@ mod tests {
         assert_eq!(first[0], [OP, "30000", "60000"]);
         assert_eq!(first[2], [OP, "7"]);
         assert_eq!(first[3], [OP, "30000", "60000"]);
+        // The largest that the script's numbers tell apart.
+        assert_eq!(first[4], [OP, "9007199254740992", "-9007199254740992", "60000"]);
     }
 }
