@@ -97,11 +97,6 @@ for _, entry in ipairs(entries) do
   end
 end
 
--- Divided by fmod, which is exact, where a quotient of doubles would be rounded.
-local function whole_parts(amount, part)
-  return (amount - math.fmod(amount, part)) / part
-end
-
 local own = is_ahead and 0 or 1
 local admissions = 1
 if most and record then
@@ -110,6 +105,10 @@ if most and record then
     admissions = tonumber(ends) > now and admissions or own
   end
 elseif most and not denied then
+  -- Divided by fmod, which is exact, where a quotient of doubles would be rounded.
+  local function whole_parts(amount, part)
+    return (amount - math.fmod(amount, part)) / part
+  end
   admissions = most
   for _, entry in ipairs(entries) do
     if entry.cost > 0 then
@@ -145,13 +144,14 @@ if granted and not record and admissions > 0 then
         entry.ends = now + entry.window
         redis.call('SET', entry.key, text(amount), 'PXAT', text(entry.ends))
       end
-      local function line(kind, times)
-        if times > 0 then
-          taken[#taken + 1] = kind .. ' ' .. text(entry.ends) .. ' ' .. text(entry.cost * times) .. ' ' .. entry.key .. '\n'
-        end
+      local ends = ' ' .. text(entry.ends) .. ' '
+      if own > 0 then
+        taken[#taken + 1] = entry.kind .. ends .. text(entry.cost) .. ' ' .. entry.key .. '\n'
       end
-      line(entry.kind, own)
-      line(entry.kind == 't' and 'b' or 'r', admissions - own)
+      if admissions > own then
+        local of_block = text(amount - entry.cost * own)
+        taken[#taken + 1] = (entry.kind == 't' and 'b' or 'r') .. ends .. of_block .. ' ' .. entry.key .. '\n'
+      end
       last = math.max(last, entry.ends)
       entry.used = entry.used + amount
     end

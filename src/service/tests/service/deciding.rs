@@ -135,7 +135,7 @@ async fn what_cannot_be_read_is_400_with_the_reason() {
     let service = Service::start(in_memory()).await;
     let nested = json!([{"gate": "contract", "when_unavailable": "admit", "limit": 1}]);
     for (changes, reason) in [
-        (json!({"lease": 1}), "unknown field `lease`"),
+        (json!({"leases": 1}), "unknown field `leases`"),
         (json!({"gates": nested}), "unknown field `limit`"),
         (
             json!({"gates": [{"gate": "banana", "when_unavailable": "admit"}]}),
@@ -162,7 +162,7 @@ async fn what_cannot_be_read_is_400_with_the_reason() {
         (&json!("WARN"), &json!("decision_unavailable"))
     );
     assert!(
-        line["message"].as_str().unwrap().contains("unknown field `lease`"),
+        line["message"].as_str().unwrap().contains("unknown field `leases`"),
         "{line}"
     );
     for body in ["", "{", "[]", "null"] {
