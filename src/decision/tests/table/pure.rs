@@ -2,7 +2,7 @@
 
 use portcullis_decision::config::FilterConfig;
 use portcullis_decision::gatehouse::{Effect, Gatehouse};
-use portcullis_decision::stream::{CalloutAnswer, Header, Stream};
+use portcullis_decision::stream::{CalloutAnswer, Header, RequestHead, Stream};
 use serde_json::Value;
 
 use super::{Gateway, Outcome, Service, filter};
@@ -54,7 +54,11 @@ impl Gateway for Pure {
             ..Outcome::default()
         };
         let mut replies = 0;
-        let mut effects = stream.on_request_headers(&mut self.gatehouse, Some(&headers), 0, &mut || Some(op));
+        let head = RequestHead {
+            headers: Some(&headers),
+            ends_here: true,
+        };
+        let mut effects = stream.on_request_headers(&mut self.gatehouse, head, 0, &mut || Some(op));
         loop {
             let mut dispatched = None;
             for effect in &effects {

@@ -5,6 +5,7 @@ use std::future::ready;
 
 use portcullis_decision::charge::{Charged, EntryState};
 use portcullis_decision::config::Environment;
+use portcullis_decision::ledger::Settled;
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::verdict::Admission;
 use serde_json::{Value, json};
@@ -83,7 +84,7 @@ impl Limiter for Moody {
         })
     }
 
-    fn release<'a>(&'a self, _: &'a [OperationId], _: Instant) -> Answer<'a, ()> {
+    fn settle<'a>(&'a self, _: &'a [Settled], _: Instant) -> Answer<'a, ()> {
         Box::pin(ready(Ok(())))
     }
 
