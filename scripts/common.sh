@@ -12,6 +12,9 @@ cd "$ROOT"
 # wasm-bindgen has to be of exactly the version of the library in Cargo.lock.
 ENVOY_VERSION=1.40.0
 NODE_MAJOR_MIN=18
+# The official clients that tests call the gateway with.
+OPENAI_VERSION=3.57.0
+ANTHROPIC_VERSION=2.14.0
 
 # Tools are kept outside the clone, by version, so that the next clone finds them; the clone has links to them.
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/portcullis/tools

@@ -111,7 +111,8 @@ class Child:
 
 
 class Stack:
-    """All the processes. `rules` maps a name to what stands in for "contract-limits" and whether the edge strips."""
+    """All the processes. `rules` maps a name to what stands in for "contract-limits", whether the edge strips, and keys of
+    the filter's configuration besides."""
 
     def __init__(self, work, tools, rules):
         self.work, self.tools, self.rules = work, tools, rules
@@ -148,7 +149,7 @@ class Stack:
         self.children.remove(self.service)
 
     def envoy_config(self, name):
-        rules, edge = self.rules[name]
+        rules, edge, more = self.rules[name]
         listener, admin = self.ports[name]
         text = (EXAMPLE / "envoy.yaml").read_text()
         for old, new in [
@@ -157,7 +158,7 @@ class Stack:
             ("port_value: 8181}", f"port_value: {self.service_port}}}"),
             ("port_value: 9000}", f"port_value: {self.upstream_port}}}"),
             ("filename: target/wasm32-wasip1/filter/portcullis.wasm", f"filename: {json.dumps(self.tools['wasm'])}"),
-            ('"rules": "contract-limits"', f'"rules": {json.dumps(rules)}'),
+            ('"rules": "contract-limits"', json.dumps({"rules": rules, **more})[1:-1]),
         ]:
             text = replace_once(text, old, new, "envoy.yaml")
         if edge:
@@ -177,6 +178,21 @@ class Stack:
         if not answer:
             raise Failure("the counting upstream does not answer")
         return json.loads(answer[1])["hits"]
+
+    def settled(self):
+        """How many holds the service has replaced by what was used."""
+        answer = get(f"http://127.0.0.1:{self.service_port}/metrics")
+        found = re.search(r"^portcullis_settled_total (\d+)$", answer[1] if answer else "", re.MULTILINE)
+        if not found:
+            raise Failure("the service shows no portcullis_settled_total")
+        return int(found[1])
+
+    def await_settled(self, count):
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        while self.settled() < count:
+            if time.monotonic() > deadline:
+                raise Failure(f"{count} settlements did not come within {STOP_DEADLINE_S} s\n{self.service.tail()}")
+            time.sleep(0.01)
 
     def ended(self):
         """The first child that ended by itself, if any."""

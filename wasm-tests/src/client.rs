@@ -196,7 +196,7 @@ impl Connection {
         self.stream.set_zero_linger().expect("linger can be set");
     }
 
-    /// Reads one answer.
+    /// Reads one answer; an interim 100 before it is passed over.
     ///
     /// # Panics
     /// When the connection ends before it is whole, or nothing comes until the deadline: both mean that a request was
@@ -218,6 +218,50 @@ impl Connection {
             .await
             .expect("an answer within the deadline");
         head.expect("an answer's headers").status
+    }
+
+    /// Reads until these bytes have come, headers and chunk sizes included; what came stays to be read.
+    ///
+    /// # Panics
+    /// When the connection ends first, or they don't come until the deadline.
+    pub async fn await_bytes(&mut self, bytes: &[u8]) {
+        let came = timeout(DEADLINE, async {
+            while !self.buffered.windows(bytes.len()).any(|window| window == bytes) {
+                if !self.fill().await {
+                    return false;
+                }
+            }
+            true
+        });
+        let came = came.await.unwrap_or(false);
+        assert!(
+            came,
+            "no {:?} came, only {:?}",
+            String::from_utf8_lossy(bytes),
+            self.so_far()
+        );
+    }
+
+    /// Reads everything until the other side closes, as it comes: of an answer that may be cut.
+    ///
+    /// # Panics
+    /// When it doesn't close until the deadline.
+    pub async fn rest(&mut self) -> Vec<u8> {
+        let closed = timeout(DEADLINE, async { while self.fill().await {} }).await;
+        assert!(closed.is_ok(), "not closed within {DEADLINE:?}: {:?}", self.so_far());
+        std::mem::take(&mut self.buffered)
+    }
+
+    /// Reads everything until the other side closes, keeps none of it, and gives its length.
+    ///
+    /// # Panics
+    /// When nothing comes until the deadline.
+    pub async fn drain(&mut self) -> usize {
+        let mut length = 0;
+        while timeout(DEADLINE, self.fill()).await.expect("bytes, or the end") {
+            length += std::mem::take(&mut self.buffered).len();
+        }
+        length
     }
 
     fn so_far(&self) -> String {
@@ -276,6 +320,9 @@ impl Connection {
 
     async fn read_answer(&mut self, method: &str) -> Option<Answer> {
         let mut answer = self.read_head().await?;
+        while answer.status == 100 {
+            answer = self.read_head().await?;
+        }
         let bodiless = method == "HEAD" || answer.status == 204 || answer.status == 304;
         if bodiless {
         } else if answer

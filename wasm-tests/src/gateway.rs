@@ -233,6 +233,11 @@ impl Gateway {
         .await
     }
 
+    /// The memory that Envoy has in use, in kB, as the kernel counts it.
+    pub fn resident_kb(&self) -> u64 {
+        self.process.resident_kb()
+    }
+
     /// SIGTERM, then waits for the end.
     pub async fn stop(&mut self) {
         self.process.signal("TERM");

@@ -14,23 +14,27 @@
 )]
 
 mod client;
+mod clients;
 mod decision;
 mod envelope;
 mod gateway;
 mod http2;
 mod locate;
 mod process;
+mod provider;
 mod service;
 mod upstream;
 mod wait;
 
 pub use client::{Answer, Call, Connection};
+pub use clients::PythonClient;
 pub use decision::{Decision, FakeDecision};
 pub use envelope::Envelope;
 pub use gateway::{Gateway, GatewayPlan};
 pub use http2::{Http2, OpenStream};
 pub use locate::{filter_module, portcullis, repository};
 pub use process::{closed_port, free_port};
+pub use provider::{Behaviour, Provider, Used};
 pub use service::{Service, check, development_service};
 pub use upstream::{Reply, Seen, Upstream};
 pub use wait::{DEADLINE, until};

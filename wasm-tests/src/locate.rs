@@ -34,6 +34,16 @@ pub fn portcullis() -> PathBuf {
     find("PORTCULLIS_BIN", &built, "the service", "scripts/test")
 }
 
+/// `PORTCULLIS_CLIENTS_PYTHON`, or the interpreter that `scripts/setup` gives the official clients.
+pub(crate) fn clients_python() -> PathBuf {
+    find(
+        "PORTCULLIS_CLIENTS_PYTHON",
+        &[repository().join(".tools/clients/bin/python")],
+        "Python with the official OpenAI and Anthropic clients",
+        "scripts/setup",
+    )
+}
+
 fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from)
 }

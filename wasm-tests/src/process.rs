@@ -42,6 +42,14 @@ impl Process {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
+    /// Its resident memory in kB (Linux).
+    pub(crate) fn resident_kb(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the process runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let figure = line.and_then(|line| line.split_whitespace().next());
+        figure.and_then(|kb| kb.parse().ok()).expect("a figure in kB")
+    }
+
     /// Sends a signal by name (`TERM`, `STOP`, `CONT`).
     pub(crate) fn signal(&self, name: &str) {
         let status = Command::new("kill")

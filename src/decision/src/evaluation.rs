@@ -32,12 +32,15 @@ pub type Allow<'f> = dyn FnMut(FailureClass, Choice) -> bool + 'f;
 /// What the driver has to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Look up the request's org, and its model's provider if one is asked for, then call [`Evaluation::policy`].
+    /// Look up the request's org, and its model's provider and price if they are asked for, then call
+    /// [`Evaluation::policy`].
     Policy {
         /// The organization.
         org: String,
         /// The model whose provider is wanted.
-        model: Option<String>,
+        provider_of: Option<String>,
+        /// The model whose price is wanted.
+        price_of: Option<String>,
     },
     /// Take one launch of the org in this process's memory, then call [`Evaluation::launched`].
     Launch {
@@ -98,7 +101,11 @@ pub struct Operator {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Asked {
     Charge(ChargePlan),
-    Meter(MeterPlan),
+    /// `lacks_price`: `cost_cap` stays closed, whatever is granted, since its cap could not be kept.
+    Meter {
+        plan: MeterPlan,
+        lacks_price: bool,
+    },
 }
 
 /// One decision under way.
@@ -111,6 +118,8 @@ pub struct Evaluation<'a> {
     admission: Admission,
     taken: Taken,
     view: Option<PolicyView>,
+    /// A cap could not be kept since nobody has priced the model.
+    is_unpriced: bool,
     asked: Option<Asked>,
     /// Something counts this request: the limiter has to be asked.
     is_charged: bool,
@@ -128,6 +137,7 @@ impl<'a> Evaluation<'a> {
             admission: Admission::default(),
             taken: Taken::default(),
             view: None,
+            is_unpriced: false,
             asked: None,
             is_charged: false,
             terms: None,
@@ -150,7 +160,7 @@ impl<'a> Evaluation<'a> {
             }
             match &self.asked {
                 Some(Asked::Charge(plan)) => return Step::Charge(plan.clone()),
-                Some(Asked::Meter(plan)) => return Step::Meter(plan.clone()),
+                Some(Asked::Meter { plan, .. }) => return Step::Meter(plan.clone()),
                 None => {}
             }
             let Some(rule) = self.request.gates.get(self.cursor) else {
@@ -213,9 +223,20 @@ impl<'a> Evaluation<'a> {
             self.view = Some(PolicyView::UNAVAILABLE);
             return None;
         };
-        let asks_for_provider = self.request.gates.iter().any(|rule| rule.gate() == Gate::ModelPolicy);
-        let model = self.request.subject.model.clone().filter(|_| asks_for_provider);
-        Some(Step::Policy { org, model })
+        let model_for = |gate| {
+            let is_listed = self.request.gates.iter().any(|rule| rule.gate() == gate);
+            self.request.subject.model.clone().filter(|_| is_listed)
+        };
+        Some(Step::Policy {
+            org,
+            provider_of: model_for(Gate::ModelPolicy),
+            price_of: model_for(Gate::CostCap),
+        })
+    }
+
+    /// The model that has no price although a cap depends on it: for whoever keeps the price list.
+    pub fn unpriced_model(&self) -> Option<&'a str> {
+        self.request.subject.model.as_deref().filter(|_| self.is_unpriced)
     }
 
     /// Reports the answer to [`Step::Policy`].
@@ -266,24 +287,34 @@ impl<'a> Evaluation<'a> {
 
     fn bypass_or_close(&mut self, dependency: Dependency, rule: &GateRule, allow: &mut Allow<'_>) {
         if self.is_ahead() {
-            return self.no_lease_in_an_outage(dependency, rule.gate());
+            // Nobody waits for whom it could be opened.
+            return self.close(dependency, rule.gate());
         }
+        if !self.bypass(dependency, rule, allow) {
+            self.close(dependency, rule.gate());
+        }
+    }
+
+    fn close(&mut self, dependency: Dependency, gate: Gate) {
+        let gate = Some(gate);
+        self.verdict = Some(Verdict::Unavailable(Unavailability { dependency, gate }));
+    }
+
+    /// Opens a gate that is unavailable, if its rule and the class's allowance say so.
+    fn bypass(&mut self, dependency: Dependency, rule: &GateRule, allow: &mut Allow<'_>) -> bool {
         let class = dependency.class();
         let gate = rule.gate();
         let choice = rule.when_unavailable().unwrap_or(Choice::Reject);
         // An allowance counts requests, not gates: a second gate of the same class costs nothing more.
         let counted = self.admission.bypassed.iter().any(|bypass| bypass.class == class);
-        if (counted && choice != Choice::Reject) || allow(class, choice) {
+        let is_opened = (counted && choice != Choice::Reject) || allow(class, choice);
+        if is_opened {
             self.admission.bypassed.push(Bypass { class, gate });
             if !counted && matches!(choice, Choice::AdmitAtMost { .. }) {
                 self.taken.allowances.push(class);
             }
-        } else {
-            self.verdict = Some(Verdict::Unavailable(Unavailability {
-                dependency,
-                gate: Some(gate),
-            }));
         }
+        is_opened
     }
 }
 

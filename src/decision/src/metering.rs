@@ -107,6 +107,17 @@ impl MeterPlan {
     }
 }
 
+/// What one operation has cost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cost {
+    /// Makes it idempotent.
+    pub op: OperationId,
+    /// Who pays.
+    pub org: String,
+    /// Micro-dollars.
+    pub micro_dollars: u64,
+}
+
 /// A calendar month, as the caller's clock sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Month {
@@ -128,6 +139,8 @@ pub struct MeterLedger {
     months: HashMap<(u64, String), (u64, u64)>,
     /// The month and org that an operation was recorded for; `None` once it has been cancelled.
     operations: HashMap<OperationId, (u64, Option<String>)>,
+    /// The month in which the cost of an operation was added.
+    costed: HashMap<OperationId, u64>,
 }
 
 impl MeterLedger {
@@ -166,10 +179,25 @@ impl MeterLedger {
         }
     }
 
+    /// Adds what an operation has cost, in micro-dollars, to the month of its record, or else to this one. A second call of
+    /// one operation changes nothing.
+    pub fn settle(&mut self, month: &Month, cost: &Cost) {
+        self.sweep(month.index);
+        if self.costed.insert(cost.op, month.index).is_none() {
+            let index = self.operations.get(&cost.op).map_or(month.index, |(index, _)| *index);
+            self.add_cost(&Month { index, ..*month }, &cost.org, cost.micro_dollars);
+        }
+    }
+
     /// Adds what something has cost, in micro-dollars.
     pub fn add_cost(&mut self, month: &Month, org: &str, cost: u64) {
         let (_, spent) = self.months.entry((month.index, org.into())).or_default();
         *spent = spent.saturating_add(cost);
+    }
+
+    /// Micro-dollars that an org has spent.
+    pub fn cost(&self, month: &Month, org: &str) -> u64 {
+        self.months.get(&(month.index, org.into())).map_or(0, |(_, cost)| *cost)
     }
 
     /// Runs recorded for an org.
@@ -181,6 +209,9 @@ impl MeterLedger {
         if self.operations.len() >= SWEEP_AT {
             self.operations.retain(|_, (of, _)| *of == index);
             self.months.retain(|(of, _), _| of.saturating_add(1) >= index);
+        }
+        if self.costed.len() >= SWEEP_AT {
+            self.costed.retain(|_, of| *of == index);
         }
     }
 }
@@ -279,6 +310,31 @@ mod tests {
         assert_eq!(ledger.record(&MONTH, &capped(1)), Metered::Granted);
         ledger.add_cost(&MONTH, "g", u64::MAX);
         assert!(matches!(ledger.record(&MONTH, &capped(2)), Metered::Denied(_)));
+    }
+
+    #[test]
+    fn what_an_operation_has_cost_is_added_once_and_to_the_month_of_its_record() {
+        let mut ledger = MeterLedger::default();
+        let capped = |n| MeterPlan {
+            op: op(n),
+            ..plan(Limit::Unlimited, Limit::of(500))
+        };
+        let cost = |n, micro_dollars| Cost {
+            op: op(n),
+            org: "g".into(),
+            micro_dollars,
+        };
+        assert_eq!(ledger.record(&MONTH, &capped(1)), Metered::Granted);
+        let next = Month { index: 24_001, ..MONTH };
+        for _ in 0..3 {
+            ledger.settle(&next, &cost(1, 400));
+            ledger.settle(&next, &cost(2, 100));
+        }
+        assert_eq!((ledger.cost(&MONTH, "g"), ledger.cost(&next, "g")), (400, 100));
+        ledger.settle(&MONTH, &cost(3, u64::MAX));
+        assert_eq!(ledger.cost(&MONTH, "g"), u64::MAX);
+        assert!(matches!(ledger.record(&MONTH, &capped(4)), Metered::Denied(_)));
+        assert_eq!(ledger.record(&next, &capped(5)), Metered::Granted);
     }
 
     #[test]

@@ -131,6 +131,8 @@ pub struct PolicyView {
     pub org: Lookup<Org>,
     /// The provider that serves the model; known to be none if no model was asked about.
     pub provider: Lookup<String>,
+    /// What the model costs; known to have no price if no model was asked about.
+    pub price: Lookup<Price>,
     /// How long all of this may still be believed, in milliseconds; `None` where it can't grow too old.
     pub fresh_for_ms: Option<u64>,
 }
@@ -140,6 +142,7 @@ impl PolicyView {
     pub const UNAVAILABLE: Self = Self {
         org: Lookup::Unavailable,
         provider: Lookup::Unavailable,
+        price: Lookup::Unavailable,
         fresh_for_ms: None,
     };
 }
@@ -197,6 +200,11 @@ impl PolicyFile {
     /// The provider that serves a model.
     pub fn provider(&self, model: &str) -> Option<&str> {
         closest(&self.providers, model).map(String::as_str)
+    }
+
+    /// What a model costs.
+    pub fn price(&self, model: &str) -> Option<&Price> {
+        closest(&self.prices, model)
     }
 }
 

@@ -113,6 +113,8 @@ pub struct Stream {
     caller: Caller,
     tightest: Option<LimitState>,
     is_paused: bool,
+    /// It ended while it was held: a host that still gives more of it must not let that go on.
+    ended_held: bool,
     /// The client would take a compressed response.
     takes_compressed: bool,
 }
@@ -120,7 +122,11 @@ pub struct Stream {
 impl Stream {
     /// Whether the request is to be held: its body or a decision is awaited, or it has been refused.
     pub const fn is_held(&self) -> bool {
-        matches!(self.state, State::Reading(_) | State::Deciding(_) | State::Refused)
+        match self.state {
+            State::Reading(_) | State::Deciding(_) | State::Refused => true,
+            State::Ended => self.ended_held,
+            State::New | State::Passed { .. } => false,
+        }
     }
 
     /// What the request waits for, and when the guest stops waiting.
@@ -281,6 +287,7 @@ impl Stream {
     /// The stream is over, whatever the reason.
     pub fn on_end(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
+        self.ended_held = self.is_held();
         match core::mem::replace(&mut self.state, State::Ended) {
             State::Deciding(deciding) if deciding.has_left => {
                 gatehouse.tell(Note::Cancel(deciding.request.op), now_ms);

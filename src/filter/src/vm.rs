@@ -201,7 +201,12 @@ pub(crate) fn on_request_body(context: u32, size: usize, ends_here: bool) -> Hel
         let effects = stream.event(|stream, house, host| stream.on_body_end(house, host, now_ms));
         stream.carry_out_in_request(context, effects.unwrap_or_default());
     }
-    stream.is_held()
+    let held = stream.is_held();
+    if !held {
+        // It goes on now, also if the host has not taken an earlier resume.
+        stream.offer_nothing();
+    }
+    held
 }
 
 /// Response headers: the upstream's, or those of our own reply.

@@ -20,6 +20,7 @@ use portcullis_decision::verdict::{Unavailability, Verdict};
 use portcullis_decision::wire::{DecideAnswer, DecideRequest};
 use tokio::time::Instant;
 
+use crate::bills::Bills;
 use crate::flights::{Flights, Seat};
 use crate::give_back::{GiveBack, GiveBacks};
 use crate::launches::{Launch, Launches};
@@ -59,6 +60,7 @@ pub struct Decider {
     /// `None`: metering is not configured, and unavailable to every gate.
     pub(crate) meter: Option<WatchedMeter>,
     pub(crate) unmetered: Arc<UnmeteredJournal>,
+    pub(crate) bills: Arc<Bills>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) journal: Arc<Journal>,
     operator: Operator,
@@ -97,6 +99,7 @@ impl Decider {
             policy: None,
             meter: None,
             unmetered: Arc::new(UnmeteredJournal::new(Arc::clone(&metrics), Arc::clone(&journal))),
+            bills: Arc::new(Bills::new(Arc::clone(&metrics), Arc::clone(&journal))),
             operator: Operator {
                 tiers: config.capacity.clone(),
                 window_s: config.limiter.window_s,
@@ -166,6 +169,11 @@ impl Decider {
         Arc::clone(&self.unmetered)
     }
 
+    /// The bills that wait to be added to their months.
+    pub fn bills(&self) -> Arc<Bills> {
+        Arc::clone(&self.bills)
+    }
+
     /// The limiter, if there is one.
     pub fn limiter(&self) -> Option<&WatchedLimiter> {
         self.limiter.as_ref()
@@ -205,9 +213,14 @@ impl Decider {
                     let answer = self.charge(&plan, deadline, &mut gave_back).await;
                     evaluation.charged(answer, &mut allow);
                 }
-                Step::Policy { org, model } => {
+                Step::Policy {
+                    org,
+                    provider_of,
+                    price_of,
+                } => {
+                    let (provider_of, price_of) = (provider_of.as_deref(), price_of.as_deref());
                     let view = match &self.policy {
-                        Some(policy) => policy.view(&org, model.as_deref(), deadline).await,
+                        Some(policy) => policy.view(&org, provider_of, price_of, deadline).await,
                         None => PolicyView::UNAVAILABLE,
                     };
                     evaluation.policy(view);
@@ -244,6 +257,9 @@ impl Decider {
             self.metrics.verdict(&verdict);
             self.journal_unmetered(request, &verdict);
             self.tell(request, &verdict);
+            if let Some(model) = evaluation.unpriced_model() {
+                self.tell_of_no_price(request, model);
+            }
         }
         (
             DecideAnswer {

@@ -14,6 +14,7 @@
     )
 )]
 
+pub mod bills;
 pub mod check;
 pub mod cli;
 pub mod connections;

@@ -12,7 +12,7 @@ pub mod watched;
 use std::sync::Arc;
 
 use portcullis_decision::config::MeteringConfig;
-use portcullis_decision::metering::{MeterPlan, Metered};
+use portcullis_decision::metering::{Cost, MeterPlan, Metered};
 use portcullis_decision::operation::OperationId;
 use tokio::time::Instant;
 
@@ -52,8 +52,8 @@ pub trait Meter: Send + Sync + 'static {
     /// Gives back what these operations recorded, and keeps them from recording anything later, whichever comes first.
     fn cancel<'a>(&'a self, ops: &'a [OperationId], why: Cancel, deadline: Instant) -> Answer<'a, ()>;
 
-    /// Adds what an operation of this org has cost, in micro-dollars.
-    fn add_cost<'a>(&'a self, op: OperationId, org: &'a str, cost: u64, deadline: Instant) -> Answer<'a, ()>;
+    /// Adds what these operations have cost, each once, to their orgs' months: of its record, or else the present one.
+    fn add_costs<'a>(&'a self, costs: &'a [Cost], deadline: Instant) -> Answer<'a, ()>;
 
     /// Keeps these admissions for billing and counts each in its month, exactly once. `None` if this store keeps none.
     fn journal<'a>(&'a self, admissions: &'a [Admission], deadline: Instant) -> Option<Answer<'a, ()>>;

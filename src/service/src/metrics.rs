@@ -58,6 +58,16 @@ pub struct Metrics {
     pub unmetered_dropped: Counter,
     /// Those of them that no store has taken yet.
     pub unmetered_waiting: Gauge,
+    /// Holds that were replaced by what was used.
+    pub settled: Counter,
+    /// Bills whose cost stands in no month yet.
+    pub bills_waiting: Gauge,
+    /// Bills that found no room.
+    pub bills_dropped: Counter,
+    /// Bills of reserved tokens, since the provider did not say what was used.
+    pub bills_of_holds: Counter,
+    /// Bills of models that have no price.
+    pub unpriced: Counter,
     build_info: Family<Vec<(&'static str, String)>, Gauge<i64, std::sync::atomic::AtomicI64>>,
 }
 
@@ -85,6 +95,11 @@ impl Default for Metrics {
             unmetered: Counter::default(),
             unmetered_dropped: Counter::default(),
             unmetered_waiting: Gauge::default(),
+            settled: Counter::default(),
+            bills_waiting: Gauge::default(),
+            bills_dropped: Counter::default(),
+            bills_of_holds: Counter::default(),
+            unpriced: Counter::default(),
             build_info: Family::default(),
         };
         metrics.register();
@@ -190,6 +205,31 @@ impl Metrics {
             "unmetered_waiting",
             "Unmetered admissions that no store has taken yet",
             self.unmetered_waiting.clone(),
+        );
+        registry.register(
+            "settled",
+            "Ended calls whose token hold was replaced by what they used",
+            self.settled.clone(),
+        );
+        registry.register(
+            "bills_waiting",
+            "Bills of ended calls whose cost stands in no month yet",
+            self.bills_waiting.clone(),
+        );
+        registry.register(
+            "bills_dropped",
+            "Bills that found no room: what those calls have cost is added to no month",
+            self.bills_dropped.clone(),
+        );
+        registry.register(
+            "bills_of_holds",
+            "Bills of the tokens that a call had reserved, since its provider did not say what it used",
+            self.bills_of_holds.clone(),
+        );
+        registry.register(
+            "unpriced",
+            "Bills of models without a price: what those calls have cost is added to no month",
+            self.unpriced.clone(),
         );
         registry.register("build_info", "What runs: always 1", self.build_info.clone());
     }

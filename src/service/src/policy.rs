@@ -1,4 +1,4 @@
-//! Policies: one trait for every store that knows organizations and providers, and the choice of a store by its address.
+//! Policies: one trait for every store that knows organizations, providers and prices, and the choice of a store by its address.
 //!
 //! A store only answers: unknown is an answer, not being able to answer is a fault. Which models an organization may use
 //! and which pattern means a model most closely is decided in `portcullis_decision::policy`. How long an answer counts is
@@ -13,7 +13,7 @@ mod tables;
 use std::sync::Arc;
 
 use portcullis_decision::config::{Faults, PolicyConfig};
-use portcullis_decision::policy::{ModelPattern, Org};
+use portcullis_decision::policy::{ModelPattern, Org, Price};
 use tokio::time::Instant;
 
 use crate::limiter::Answer;
@@ -22,7 +22,10 @@ use crate::postgres::Postgres;
 /// Which provider serves which model: all patterns.
 pub type Registry = Vec<(ModelPattern, String)>;
 
-/// Knows organizations and providers.
+/// What models cost: all patterns.
+pub type Prices = Vec<(ModelPattern, Price)>;
+
+/// Knows organizations, providers and prices.
 ///
 /// An operation gives up at its deadline by itself.
 pub trait PolicyStore: Send + Sync + 'static {
@@ -34,6 +37,9 @@ pub trait PolicyStore: Send + Sync + 'static {
 
     /// The whole registry: which pattern is the closest needs all of them.
     fn registry(&self, deadline: Instant) -> Answer<'_, Arc<Registry>>;
+
+    /// The whole price list, for the same reason.
+    fn prices(&self, deadline: Instant) -> Answer<'_, Arc<Prices>>;
 
     /// Whether lookups would be answered. A database whose tables are missing or too old gets them, however long it takes.
     fn ping(&self, deadline: Instant) -> Answer<'_, ()>;

@@ -145,6 +145,9 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         tokio::spawn(give_backs.metering.run((meter.clone(), Cancel::GiveBack)));
         tokio::spawn(give_backs.voids.run((meter.clone(), Cancel::Void)));
         tokio::spawn(decider.unmetered().run(meter.clone()));
+        if let Some(policy) = decider.policy() {
+            tokio::spawn(decider.bills().run(policy.clone(), meter.clone()));
+        }
         tokio::spawn(meter.clone().run());
         if meter.is_shared() {
             tokio::spawn(Arc::clone(&readiness).run(meter.clone()));
@@ -163,11 +166,15 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
     let decided = timeout_at(end, all_done.recv()).await.is_ok();
     let (give_backs, unmetered) = (decider.give_backs(), decider.unmetered());
     let is_shared = decider.meter().is_some_and(WatchedMeter::is_shared);
-    while !(give_backs.are_empty() && (unmetered.is_empty() || !is_shared)) && Instant::now() < end {
+    let (bills, are_billed) = (decider.bills(), decider.meter().is_some() && decider.policy().is_some());
+    let all_told =
+        || give_backs.are_empty() && (unmetered.is_empty() || !is_shared) && (bills.is_empty() || !are_billed);
+    while !all_told() && Instant::now() < end {
         sleep(GLANCE).await;
     }
     journal.flush_all();
     unmetered.tell_of_the_lost();
+    bills.tell_of_the_lost();
     if finished && decided && give_backs.are_empty() {
         tracing::info!(event = "stopped", "everything under way was answered");
     } else {

@@ -63,6 +63,17 @@ impl Callout {
             .map(|op| op.as_str().unwrap_or_default().to_owned())
             .collect()
     }
+
+    /// The settlements of a settle batch, each with its operation.
+    pub fn settles(&self) -> Vec<(String, serde_json::Value)> {
+        let json = self.json();
+        let settles = json["settles"].as_array().cloned().unwrap_or_default();
+        let op = |settlement: &serde_json::Value| settlement["op"].as_str().unwrap_or_default().to_owned();
+        settles
+            .into_iter()
+            .map(|settlement| (op(&settlement), settlement))
+            .collect()
+    }
 }
 
 /// How a call ends without an answer of the service.

@@ -1,6 +1,8 @@
 //! A host for tests: configurations, requests, answers and time, in the words of a test.
 //!
-//! Every step that a real host would not take can be forced with [`TestHost::callback`].
+//! Every step that a real host would not take can be forced with [`TestHost::callback`]. Bodies have a file of their own.
+
+mod bodies;
 
 use std::fmt;
 
@@ -145,41 +147,12 @@ impl TestHost {
         let record = self.record(stream);
         record.request = map;
         record.phase = Phase::InRequestHeaders;
-        self.request_callback(
+        record.has_sent_all |= end_of_stream;
+        self.guest.request_callback(
             "proxy_on_request_headers",
             stream,
             &[stream, count, u32::from(end_of_stream)],
         );
-    }
-
-    /// A piece of the body comes; Envoy holds it back while the request is paused. One that comes before any headers is how
-    /// a fresh context in the middle of a stream looks.
-    pub fn body(&mut self, stream: ContextId, size: u32, end_of_stream: bool) {
-        self.request_callback(
-            "proxy_on_request_body",
-            stream,
-            &[stream, size, u32::from(end_of_stream)],
-        );
-    }
-
-    /// The request's trailers come.
-    pub fn trailers(&mut self, stream: ContextId) {
-        self.request_callback("proxy_on_request_trailers", stream, &[stream, 1]);
-    }
-
-    fn request_callback(&mut self, name: &'static str, stream: ContextId, arguments: &[u32]) {
-        let action = self.guest.call(name, stream, arguments);
-        self.guest.apply(stream, action);
-        self.guest.settle();
-    }
-
-    /// The upstream answers; returns the response's headers as they go down.
-    pub fn respond(&mut self, stream: ContextId, lines: &[(&str, &str)]) -> Headers {
-        self.record(stream).response = headers(lines);
-        let count = u32::try_from(lines.len()).unwrap_or(u32::MAX);
-        self.guest
-            .callback("proxy_on_response_headers", stream, &[stream, count, 1]);
-        self.stream(stream).response.clone()
     }
 
     /// The stream ends: its response has been sent, or its client has gone.
@@ -401,5 +374,21 @@ impl TestHost {
     /// What the module has cost so far.
     pub fn ledger(&self) -> &Ledger {
         &self.world().ledger
+    }
+
+    /// The module's memory, in bytes. It never shrinks.
+    pub fn memory_bytes(&self) -> usize {
+        self.guest.memory_bytes()
+    }
+
+    /// Forgets what is over: streams whose contexts are gone, answered calls, lines. For runs of many requests.
+    pub fn forget(&mut self) {
+        let world = self.world_mut();
+        world.streams.retain(|_, stream| !stream.is_deleted);
+        let streams: Vec<_> = world.streams.keys().copied().collect();
+        world.offered.retain(|id| streams.contains(id));
+        world.sent.clear();
+        world.logs.clear();
+        world.metrics.forget_samples();
     }
 }

@@ -1,6 +1,5 @@
 //! The script of host calls that fail: which, when, and with which status.
 
-use std::collections::HashMap;
 use std::fmt;
 
 /// Statuses of the Proxy-Wasm ABI. A host may return any other number too.
@@ -49,7 +48,6 @@ enum Rule {
 #[derive(Default)]
 pub struct Faults {
     rules: Vec<(&'static str, Rule)>,
-    counts: HashMap<&'static str, u64>,
 }
 
 impl fmt::Debug for Faults {
@@ -91,15 +89,8 @@ impl Faults {
     }
 
     /// The status with which a call fails, if it does.
-    pub(crate) fn ask(&mut self, name: &'static str, context: u32, callback: &'static str) -> Option<u32> {
-        let count = self.counts.entry(name).or_default();
-        *count += 1;
-        let call = Call {
-            name,
-            nth: *count,
-            context,
-            callback,
-        };
+    pub(crate) fn ask(&mut self, call: Call) -> Option<u32> {
+        let name = call.name;
         let mut verdict = None;
         for (_, rule) in self.rules.iter_mut().filter(|(of, _)| *of == name || *of == "*") {
             let status = match rule {
@@ -126,7 +117,18 @@ mod tests {
         let mut faults = Faults::default();
         faults.nth("a", 2, 5);
         faults.when("*", |call| (call.name == "b" && call.nth == 1).then_some(7));
-        let ask = |faults: &mut Faults, name| faults.ask(name, 1, "tick");
+        let mut counts = [("a", 0), ("b", 0)];
+        let mut ask = |faults: &mut Faults, name| {
+            let (_, nth) = counts.iter_mut().find(|(of, _)| *of == name).expect("one of them");
+            *nth += 1;
+            let call = Call {
+                name,
+                nth: *nth,
+                context: 1,
+                callback: "tick",
+            };
+            faults.ask(call)
+        };
         assert_eq!(
             [ask(&mut faults, "a"), ask(&mut faults, "a"), ask(&mut faults, "a")],
             [None, Some(5), None]

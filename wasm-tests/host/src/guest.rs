@@ -10,7 +10,7 @@ use crate::headers::headers;
 use crate::imports;
 use crate::module::compiled;
 use crate::personality::Personality;
-use crate::stream::Phase;
+use crate::stream::{Phase, Withheld};
 use crate::violation::Violation;
 use crate::world::{AfterCall, World};
 
@@ -21,7 +21,8 @@ const FUEL: u64 = 20_000_000_000;
 pub(crate) struct Guest {
     pub(crate) store: Store<World>,
     instance: Instance,
-    exports: HashMap<&'static str, Option<Func>>,
+    /// With how many results each has.
+    exports: HashMap<&'static str, Option<(Func, usize)>>,
 }
 
 impl Guest {
@@ -62,6 +63,10 @@ impl Guest {
         self.store.data_mut()
     }
 
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.world().memory.map_or(0, |memory| memory.data_size(&self.store))
+    }
+
     /// Calls an export with `context` as the effective context, then does what waits for its end. `None`: the module has
     /// no such export, it returns nothing, or it has trapped.
     pub(crate) fn callback(&mut self, name: &'static str, context: ContextId, arguments: &[u32]) -> Option<u32> {
@@ -76,11 +81,11 @@ impl Guest {
             return None;
         }
         let (instance, store) = (&self.instance, &mut self.store);
-        let export = *self
-            .exports
-            .entry(name)
-            .or_insert_with(|| instance.get_func(store, name));
-        let export = export?;
+        let export = *self.exports.entry(name).or_insert_with(|| {
+            let export = instance.get_func(&mut *store, name)?;
+            Some((export, export.ty(&*store).results().len()))
+        });
+        let (export, results) = export?;
         self.store.set_fuel(FUEL).expect("fuel is counted");
         let world = self.store.data_mut();
         (world.callback, world.effective) = (name, context);
@@ -88,7 +93,7 @@ impl Guest {
             .iter()
             .map(|argument| Val::I32(argument.cast_signed()))
             .collect();
-        let mut results = vec![Val::I32(0); export.ty(&self.store).results().len()];
+        let mut results = vec![Val::I32(0); results];
         let outcome = export.call(&mut self.store, &arguments, &mut results);
         let left = self.store.get_fuel().expect("fuel is counted");
         let world = self.store.data_mut();
@@ -143,7 +148,9 @@ impl Guest {
         let count = u32::try_from(stream.response.len()).unwrap_or(u32::MAX);
         self.call("proxy_on_response_headers", id, &[id, count, u32::from(body_size == 0)]);
         if body_size > 0 {
-            self.call("proxy_on_response_body", id, &[id, body_size, 1]);
+            let body = self.world().streams.get(&id).and_then(|stream| stream.replies.last());
+            let body = body.map(|reply| reply.body.clone()).unwrap_or_default();
+            self.give_response(id, &body, true);
         }
     }
 
@@ -153,7 +160,68 @@ impl Guest {
             && stream.phase != Phase::Replied
         {
             stream.pass();
+            if let Some(withheld) = stream.withheld.take() {
+                self.give_withheld(id, &withheld);
+            }
         }
+    }
+
+    /// What was kept back while everything was stopped comes in one piece.
+    fn give_withheld(&mut self, id: ContextId, withheld: &Withheld) {
+        if !withheld.body.is_empty() || withheld.ends {
+            self.give_body(id, &withheld.body, withheld.ends);
+        }
+        if withheld.has_trailers {
+            self.give_trailers(id);
+        }
+    }
+
+    /// A piece of the request's body, with what the host has kept of it.
+    pub(crate) fn give_body(&mut self, id: ContextId, piece: &[u8], ends: bool) {
+        let Some(stream) = self.world_mut().streams.get_mut(&id) else {
+            return;
+        };
+        if !stream.is_buffering {
+            stream.window.clear();
+        }
+        stream.window.extend_from_slice(piece);
+        let size = u32::try_from(stream.window.len()).unwrap_or(u32::MAX);
+        self.request_callback("proxy_on_request_body", id, &[id, size, u32::from(ends)]);
+    }
+
+    /// The request's trailers.
+    pub(crate) fn give_trailers(&mut self, id: ContextId) {
+        self.request_callback("proxy_on_request_trailers", id, &[id, 1]);
+    }
+
+    /// A callback that returns whether the request goes on.
+    pub(crate) fn request_callback(&mut self, name: &'static str, id: ContextId, arguments: &[u32]) {
+        let action = self.call(name, id, arguments);
+        self.apply(id, action);
+        self.settle();
+    }
+
+    /// A piece of the response's body.
+    pub(crate) fn give_response(&mut self, id: ContextId, piece: &[u8], ends: bool) {
+        let Some(stream) = self.world_mut().streams.get_mut(&id) else {
+            return;
+        };
+        stream.response_window.clear();
+        stream.response_window.extend_from_slice(piece);
+        let size = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+        self.response_callback("proxy_on_response_body", id, &[id, size, u32::from(ends)]);
+        if let Some(stream) = self.world_mut().streams.get_mut(&id) {
+            stream.response_window.clear();
+            stream.returned_bytes += u64::from(size);
+        }
+    }
+
+    /// A callback that may look at a response and must let it go on.
+    pub(crate) fn response_callback(&mut self, name: &'static str, id: ContextId, arguments: &[u32]) {
+        if self.call(name, id, arguments).is_some_and(|action| action != OK) {
+            self.world_mut().violate(Violation::HeldResponse(id));
+        }
+        self.settle();
     }
 
     /// A root context is gone.
@@ -167,26 +235,44 @@ impl Guest {
     }
 
     /// Applies what a request callback has returned to its stream.
-    pub(crate) fn apply(&mut self, id: ContextId, action: Option<u32>) {
+    fn apply(&mut self, id: ContextId, action: Option<u32>) {
         // A trap returns nothing, and lets nothing through.
         let held = action.is_none_or(|action| action != OK);
         let world = self.world_mut();
         let is_out = world.has_decision_out(id);
-        let has_reason = is_out || world.offered.contains(&id) || world.is_dead;
+        let was_offered = world.offered.contains(&id);
+        let is_dead = world.is_dead;
+        let is_disowned = world.disowned.contains(&id);
         let Some(stream) = world.streams.get_mut(&id) else {
             return;
         };
+        // More of the body is to come, or an answer came that could not be carried out: the module has its deadline.
+        let sent = &world.sent;
+        let was_asked = || sent.iter().any(|callout| callout.context == id && callout.is_decide());
+        let has_reason = is_out
+            || was_offered
+            || is_disowned
+            || is_dead
+            || !stream.has_sent_all
+            || (stream.phase == Phase::Paused && was_asked());
         let violation = match (stream.phase, held) {
             (Phase::Replied, false) => Some(Violation::PassAfterReply(id)),
-            (Phase::Paused, false) => Some(Violation::PassWhileUndecided(id)),
-            (Phase::InRequestHeaders, false) if is_out => Some(Violation::PassWhileUndecided(id)),
-            (Phase::Created | Phase::InRequestHeaders, true) if !has_reason => Some(Violation::PauseWithoutReason(id)),
+            (Phase::Paused, false) if stream.resumes > 0 => Some(Violation::SecondResume(id)),
+            // A resume that was offered and not taken, or a stream that a fault has called gone: the wait is over.
+            (Phase::Paused | Phase::InRequestHeaders, false) if is_out && !was_offered && !is_disowned => {
+                Some(Violation::PassWhileUndecided(id))
+            }
+            (Phase::Created | Phase::InRequestHeaders | Phase::Paused, true) if !has_reason => {
+                Some(Violation::PauseWithoutReason(id))
+            }
             (Phase::Passed, true) => Some(Violation::PauseWithoutReason(id)),
             _ => None,
         };
+        stream.is_buffering = held;
         match (stream.phase, held) {
             (Phase::Created | Phase::InRequestHeaders, true) => stream.phase = Phase::Paused,
             (Phase::Created | Phase::InRequestHeaders | Phase::Paused, false) => stream.pass(),
+            (Phase::Passed, false) => stream.forward(),
             _ => {}
         }
         world.violations.extend(violation);

@@ -6,6 +6,7 @@ mod streams;
 
 use wasmtime::{Caller, Linker, Result};
 
+use crate::fault::Call;
 use crate::fault::status::{BAD_ARGUMENT, INVALID_MEMORY_ACCESS, NOT_FOUND, OK, UNIMPLEMENTED};
 use crate::headers::{Headers, serialize};
 use crate::imports::memory::{hand_over, read, write};
@@ -22,9 +23,13 @@ const EIO: u32 = 29;
 /// Counts a call; the status with which it has to fail, if the script says so.
 fn begin(host: &mut Host<'_>, name: &'static str) -> Option<u32> {
     let world = host.data_mut();
-    world.ledger.call(name);
-    let (context, callback) = (world.effective, world.callback);
-    world.faults.ask(name, context, callback)
+    let call = Call {
+        name,
+        nth: world.ledger.call(name),
+        context: world.effective,
+        callback: world.callback,
+    };
+    world.faults.ask(call)
 }
 
 /// Counts a call and reads its arguments of this many bytes: a failure, or the arguments.
@@ -102,6 +107,7 @@ pub(crate) fn define(linker: &mut Linker<World>) -> Result<()> {
         "proxy_set_effective_context",
         |mut host: Host<'_>, context: u32| {
             if let Some(status) = begin(&mut host, "proxy_set_effective_context") {
+                host.data_mut().disowned.insert(context);
                 return status;
             }
             let world = host.data_mut();
@@ -195,6 +201,16 @@ fn map(world: &mut World, kind: u32) -> Option<&mut Headers> {
     }
 }
 
+/// The piece of a body that the running callback is about.
+fn body(world: &World, kind: u32) -> Option<&[u8]> {
+    let stream = world.streams.get(&world.effective)?;
+    match (kind, world.callback) {
+        (0, "proxy_on_request_body" | "proxy_on_request_trailers") => Some(&stream.window),
+        (1, "proxy_on_response_body") => Some(&stream.response_window),
+        _ => None,
+    }
+}
+
 fn define_maps(linker: &mut Linker<World>) -> Result<()> {
     linker.func_wrap(
         ENV,
@@ -252,6 +268,7 @@ fn define_maps(linker: &mut Linker<World>) -> Result<()> {
             }
             let world = host.data();
             let buffer = match kind {
+                0 | 1 => body(world, kind),
                 4 => world.answer.as_ref().map(|(_, body)| body.as_slice()),
                 7 => world
                     .root_of(world.effective)

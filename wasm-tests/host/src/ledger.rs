@@ -72,8 +72,11 @@ impl Ledger {
         self.callbacks.values().map(|spent| spent.fuel).sum()
     }
 
-    pub(crate) fn call(&mut self, name: &'static str) {
-        self.host_calls.entry(name).or_default().calls += 1;
+    /// Counts a call; which of its name it is, from 1.
+    pub(crate) fn call(&mut self, name: &'static str) -> u64 {
+        let tally = self.host_calls.entry(name).or_default();
+        tally.calls += 1;
+        tally.calls
     }
 
     pub(crate) fn carried(&mut self, name: &'static str, bytes: usize) {

@@ -3,8 +3,8 @@
 //!
 //! It exists because no real host can be made to fail on demand. It decides nothing about admission: it carries out what
 //! the module asks, as the [`Personality`] does, records it, and notes as a [`Violation`] whatever a correct filter never
-//! does. Left out on purpose: proxying itself (no sockets, no bodies), and hosts other than Envoy, for which
-//! [`Personality`] is the place.
+//! does. Bodies come in the pieces that a test chooses, and go on as the host would send them. Left out on purpose: sockets,
+//! and hosts other than Envoy, for which [`Personality`] is the place.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::expect_used,

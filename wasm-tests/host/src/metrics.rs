@@ -87,6 +87,14 @@ impl Metrics {
         }
     }
 
+    pub(crate) fn forget_samples(&mut self) {
+        for (_, metric) in &mut self.0 {
+            if let Metric::Histogram(samples) = metric {
+                samples.clear();
+            }
+        }
+    }
+
     pub(crate) fn counters(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().filter_map(|(name, metric)| match metric {
             Metric::Counter(value) => Some((name.as_str(), *value)),

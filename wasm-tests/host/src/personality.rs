@@ -22,17 +22,27 @@ pub struct Personality {
     pub starts_vm: bool,
     /// Ticks can be asked for.
     pub ticks: bool,
+    /// The body comes although the module has paused the headers.
+    pub gives_body_while_paused: bool,
     /// The callbacks at the end of a stream, in order.
     pub end: &'static [End],
 }
 
 impl Personality {
-    /// Envoy 1.40, and Istio.
+    /// Envoy 1.40 with `allow_on_headers_stop_iteration`.
     pub const ENVOY: Self = Self {
         name: "Envoy",
         lower_case_names: true,
         starts_vm: true,
         ticks: true,
+        gives_body_while_paused: true,
         end: &[End::Log, End::Done, End::Delete],
+    };
+
+    /// Envoy 1.40 as it is by default, and Istio: a module that pauses the headers gets the body after it has let them go.
+    pub const ENVOY_THAT_STOPS_ALL: Self = Self {
+        name: "Envoy without allow_on_headers_stop_iteration",
+        gives_body_while_paused: false,
+        ..Self::ENVOY
     };
 }

@@ -67,10 +67,35 @@ pub struct Stream {
     pub resumes: u32,
     /// What reached the upstream: the request's headers at that moment.
     pub upstream: Option<Headers>,
+    /// The request's body as the client has sent it so far.
+    pub sent: Vec<u8>,
+    /// The client has sent everything, trailers included.
+    pub has_sent_all: bool,
+    /// What of the body has reached the upstream.
+    pub forwarded: Vec<u8>,
+    /// Bytes of a response's body that have reached the client.
+    pub returned_bytes: u64,
     /// The stream is over; its context may still be there.
     pub is_ended: bool,
     /// The context is gone.
     pub is_deleted: bool,
+    /// What a body callback can read: this piece, with the earlier ones that the host keeps since they were paused.
+    pub(crate) window: Vec<u8>,
+    /// The last callback of the body has paused it: the host keeps what came and adds to it.
+    pub(crate) is_buffering: bool,
+    /// What the client has sent and the module has not been shown: pieces, and whether trailers follow.
+    pub(crate) withheld: Option<Withheld>,
+    /// The piece of the response that a callback can read.
+    pub(crate) response_window: Vec<u8>,
+}
+
+/// What a host that stops everything keeps back.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Withheld {
+    pub(crate) body: Vec<u8>,
+    /// The body is over.
+    pub(crate) ends: bool,
+    pub(crate) has_trailers: bool,
 }
 
 impl Stream {
@@ -84,8 +109,16 @@ impl Stream {
             replies: Vec::new(),
             resumes: 0,
             upstream: None,
+            sent: Vec::new(),
+            has_sent_all: false,
+            forwarded: Vec::new(),
+            returned_bytes: 0,
             is_ended: false,
             is_deleted: false,
+            window: Vec::new(),
+            is_buffering: false,
+            withheld: None,
+            response_window: Vec::new(),
         }
     }
 
@@ -107,8 +140,16 @@ impl Stream {
         self.upstream.is_some()
     }
 
+    /// The request goes up, with what the host has kept of its body.
     pub(crate) fn pass(&mut self) {
         self.phase = Phase::Passed;
         self.upstream = Some(self.request.clone());
+        self.forward();
+    }
+
+    /// What the host has kept of the body goes up.
+    pub(crate) fn forward(&mut self) {
+        self.is_buffering = false;
+        self.forwarded.append(&mut self.window);
     }
 }

@@ -36,6 +36,8 @@ pub enum Violation {
     PassWhileUndecided(ContextId),
     /// The request was paused without a decision that is out and without a reply: nothing would ever end it.
     PauseWithoutReason(ContextId),
+    /// A response, or a piece of one, was held back.
+    HeldResponse(ContextId),
     /// A second decision about one request while the first is out.
     SecondDecision(ContextId),
     /// A callout out of a callback in which a host may refuse or crash.

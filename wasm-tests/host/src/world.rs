@@ -88,8 +88,10 @@ pub(crate) struct World {
     /// Bytes that stand in for the serialized request headers.
     pub(crate) raw_request_map: Option<Vec<u8>>,
     pub(crate) after_call: Vec<AfterCall>,
-    /// Contexts for which a reply was offered, taken or not.
+    /// Contexts for which a reply or a resume was offered, taken or not.
     pub(crate) offered: BTreeSet<ContextId>,
+    /// Contexts that a fault has called gone.
+    pub(crate) disowned: BTreeSet<ContextId>,
     /// The module has trapped; nothing of it runs any more.
     pub(crate) is_dead: bool,
 }
@@ -119,6 +121,7 @@ impl World {
             raw_request_map: None,
             after_call: Vec::new(),
             offered: BTreeSet::new(),
+            disowned: BTreeSet::new(),
             is_dead: false,
         }
     }

@@ -20,7 +20,9 @@ pub struct GatewayPlan {
     upstream_http2: bool,
     without_filter: bool,
     patient_connects: bool,
-    body_while_paused: bool,
+    body_while_paused: Option<bool>,
+    manager: Value,
+    route: Value,
     as_received: bool,
     pub(super) updatable: bool,
 }
@@ -49,7 +51,9 @@ impl GatewayPlan {
             upstream_http2: false,
             without_filter: false,
             patient_connects: false,
-            body_while_paused: false,
+            body_while_paused: None,
+            manager: json!({}),
+            route: json!({}),
             as_received: false,
             updatable: false,
         }
@@ -114,10 +118,32 @@ impl GatewayPlan {
         self
     }
 
-    /// Lets the body through to the filter while the headers are paused.
+    /// Lets the body through to the filter while the headers are paused (`allow_on_headers_stop_iteration`). Unless this or
+    /// the next one is called, that is so where the plugin reads the model from the body, as operators are told to set it.
     #[must_use]
     pub fn body_while_paused(mut self) -> Self {
-        self.body_while_paused = true;
+        self.body_while_paused = Some(true);
+        self
+    }
+
+    /// Keeps the body from the filter while the headers are paused, whatever the plugin needs.
+    #[must_use]
+    pub fn no_body_while_paused(mut self) -> Self {
+        self.body_while_paused = Some(false);
+        self
+    }
+
+    /// Merges `changes` into the connection manager of every listener.
+    #[must_use]
+    pub fn manager(mut self, changes: Value) -> Self {
+        merge(&mut self.manager, changes);
+        self
+    }
+
+    /// Merges `changes` into every route: a timeout, a narrower match.
+    #[must_use]
+    pub fn route(mut self, changes: Value) -> Self {
+        merge(&mut self.route, changes);
         self
     }
 
@@ -185,9 +211,8 @@ impl GatewayPlan {
                 Plugin::Tree(tree) => json!(tree.to_string()),
                 Plugin::Text(text) => json!(text),
             };
-            if self.body_while_paused {
-                config["allow_on_headers_stop_iteration"] = json!(true);
-            }
+            let reads_body = matches!(plugin, Plugin::Tree(tree) if tree["model"]["from"] == "body");
+            config["allow_on_headers_stop_iteration"] = json!(self.body_while_paused.unwrap_or(reads_body));
         }
         if self.as_received {
             manager["normalize_path"] = json!(false);
@@ -200,6 +225,10 @@ impl GatewayPlan {
         by_header["match"]["headers"] = json!([{"name": ROUTE_HEADER, "string_match": {"exact": "special"}}]);
         by_header["response_headers_to_add"] = json!([{"header": {"key": "x-by-header", "value": "yes"}}]);
         routes.insert(0, by_header);
+        for route in routes.iter_mut() {
+            merge(route, self.route.clone());
+        }
+        merge(manager, self.manager.clone());
         listener
     }
 }

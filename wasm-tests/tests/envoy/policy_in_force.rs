@@ -23,6 +23,8 @@ const STALENESS: Duration = Duration::from_secs(1);
 fn policy() -> Value {
     json!({
         "providers": {"gpt-4o": "openai", "claude-*": "anthropic"},
+        // Free, so that only these tests move what a month has cost.
+        "prices": {"*": {"input": 0, "output": 0}},
         "plans": {"team": {"monthly_runs": 1_000, "monthly_cost": 1_000}},
         "orgs": {
             "good": {"status": "active", "plan": "team", "models": ["gpt-4o", "claude-*"]},

@@ -29,6 +29,8 @@ fn policy() -> Value {
     let orgs: Map<String, Value> = (0..ORGS).map(|at| (format!("g{at}"), org.clone())).collect();
     json!({
         "providers": {"gpt-4o": "openai"},
+        // Free, so that no test spends the cap of an organization.
+        "prices": {"*": {"input": 0, "output": 0}},
         "plans": {"team": {"requests": 1_000_000, "monthly_runs": 1_000_000, "monthly_cost": 1_000_000}},
         "orgs": orgs
     })

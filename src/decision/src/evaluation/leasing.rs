@@ -8,10 +8,8 @@
 
 use super::Evaluation;
 use crate::charge::{BlockAsk, ChargePlan, EntryState};
-use crate::class::Dependency;
 use crate::lease::is_leasable;
-use crate::rules::Gate;
-use crate::verdict::{Admission, Grant, Unavailability, Verdict};
+use crate::verdict::{Admission, Grant, Verdict};
 
 /// What the driver knows about the demand for a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,12 +108,6 @@ impl<'a> Evaluation<'a> {
             unenforced: self.admission.unenforced,
             ..Admission::default()
         }));
-    }
-
-    /// Ends a decision that nobody waits for at a gate that could not answer: there is nobody to open it for.
-    pub(super) fn no_lease_in_an_outage(&mut self, dependency: Dependency, gate: Gate) {
-        let gate = Some(gate);
-        self.verdict = Some(Verdict::Unavailable(Unavailability { dependency, gate }));
     }
 }
 

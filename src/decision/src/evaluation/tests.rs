@@ -11,6 +11,8 @@ use crate::ledger::Ledger;
 use crate::limits::{Limit, Resource, Scope, ScopeLimits, StampedLimits};
 use crate::wire::Subject;
 
+mod prices;
+
 /// The gates that an admission passed without a check.
 fn bypassed_gates(admission: &Admission) -> Vec<&'static str> {
     admission.bypassed.iter().map(|bypass| bypass.gate.name()).collect()

@@ -52,7 +52,15 @@ pub(super) fn body_follows(headers: &[Header], ends_here: bool) -> bool {
     };
     let is = |method: &[u8]| values(b":method").next() == Some(method);
     let is_websocket = is(b"GET") && has_word(b"upgrade", "websocket") && has_word(b"connection", "upgrade");
-    if is(b"CONNECT") || is_websocket || has_word(b"expect", "100-continue") {
+    // As Envoy understands it: in any other form the body doesn't wait for an answer.
+    let expects_continue = {
+        let mut lines = values(b"expect");
+        lines
+            .next()
+            .is_some_and(|value| value.trim_ascii().eq_ignore_ascii_case(b"100-continue"))
+            && lines.next().is_none()
+    };
+    if is(b"CONNECT") || is_websocket || expects_continue {
         return false;
     }
     let announces =

@@ -55,7 +55,7 @@ data: [DONE]
 
 "#;
 
-const RESPONSE: &str = r#"{"id":"resp_1","object":"response","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"hi","usage":{"input_tokens":5}}]}],"usage":{"input_tokens":36,"input_tokens_details":{"cached_tokens":4},"output_tokens":87,"output_tokens_details":{"reasoning_tokens":64},"total_tokens":123}}"#;
+const RESPONSE: &str = r#"{"id":"resp_1","object":"response","status":"completed","output":[{"type":"message","content":[{"type":"output_text","text":"𝄞","usage":{"input_tokens":5}}]}],"usage":{"input_tokens":36,"input_tokens_details":{"cached_tokens":4},"output_tokens":87,"output_tokens_details":{"reasoning_tokens":64},"total_tokens":123}}"#;
 
 const RESPONSE_STREAM: &str = r#"event: response.created
 data: {"type":"response.created","sequence_number":0,"response":{"id":"resp_1","status":"in_progress","output":[],"usage":null}}
@@ -68,7 +68,7 @@ data: {"type":"response.completed","response":{"id":"resp_1","status":"completed
 
 "#;
 
-const MESSAGE: &str = r#"{"id":"msg_1","type":"message","role":"assistant","content":[{"type":"tool_use","input":{"usage":{"input_tokens":4444}}}],"stop_reason":"tool_use","usage":{"input_tokens":25,"cache_creation_input_tokens":100,"cache_read_input_tokens":1000,"cache_creation":{"ephemeral_5m_input_tokens":100},"output_tokens":15,"server_tool_use":{"web_search_requests":1}}}"#;
+const MESSAGE: &str = r#"{"id":"msg_1","type":"message","role":"assistant","content":[{"type":"tool_use","input":{"😀":1,"usage":{"input_tokens":4444}}}],"stop_reason":"tool_use","usage":{"input_tokens":25,"cache_creation_input_tokens":100,"cache_read_input_tokens":1000,"cache_creation":{"ephemeral_5m_input_tokens":100},"output_tokens":15,"server_tool_use":{"web_search_requests":1}}}"#;
 
 const MESSAGE_STREAM: &str = r#"event: message_start
 data: {"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","content":[],"usage":{"input_tokens":25,"cache_creation_input_tokens":100,"cache_read_input_tokens":1000,"output_tokens":1}}}
@@ -93,7 +93,7 @@ data: {"type":"message_stop"}
 
 "#;
 
-const GEMINI: &str = r#"{"candidates":[{"content":{"parts":[{"text":"x"}],"role":"model"},"finishReason":"STOP","index":0,"usageMetadata":{"promptTokenCount":1}}],"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":5,"thoughtsTokenCount":3,"cachedContentTokenCount":6,"toolUsePromptTokenCount":2,"totalTokenCount":20},"modelVersion":"gemini-2.5-pro"}"#;
+const GEMINI: &str = r#"{"candidates":[{"content":{"parts":[{"text":"x😀"}],"role":"model"},"finishReason":"STOP","index":0,"usageMetadata":{"promptTokenCount":1}}],"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":5,"thoughtsTokenCount":3,"cachedContentTokenCount":6,"toolUsePromptTokenCount":2,"totalTokenCount":20},"modelVersion":"gemini-2.5-pro"}"#;
 
 const GEMINI_STREAM: &str = r#"data: {"candidates":[{"content":{"parts":[{"text":"😀"}],"role":"model"},"index":0}],"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":1,"totalTokenCount":11}}
 
@@ -134,6 +134,7 @@ fn responses() -> Vec<(Format, String, Option<Usage>)> {
             text.replace('\n', "\r"),
             // Without the last newlines, without the spaces, with a mark, and with each event over several lines.
             text.trim_end().into(),
+            text.trim_end().replace('\n', "\r\n"),
             text.replace("data: ", "data:"),
             format!("\u{FEFF}{text}"),
             text.replace("data: {", "id: 7\ndata: {\nretry: 5\ndata\ndata: ")
@@ -154,6 +155,21 @@ fn each_dialect_reports_its_usage() {
 
 #[test]
 fn the_usage_is_the_same_wherever_the_response_is_cut_in_two() {
+    for text in [
+        CHAT,
+        RESPONSE,
+        MESSAGE,
+        GEMINI,
+        CHAT_STREAM,
+        RESPONSE_STREAM,
+        MESSAGE_STREAM,
+        GEMINI_STREAM,
+    ] {
+        assert!(
+            text.chars().any(|c| c.len_utf8() == 4),
+            "no cut is inside a character of four bytes: {text}"
+        );
+    }
     for (format, text, expected) in responses() {
         for at in 0..=text.len() {
             let (head, tail) = text.as_bytes().split_at(at);

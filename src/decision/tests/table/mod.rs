@@ -157,14 +157,15 @@ impl Service {
         Some(answer)
     }
 
-    fn look_up(&self, org: &str, model: Option<&str>) -> PolicyView {
+    fn look_up(&self, org: &str, provider_of: Option<&str>, price_of: Option<&str>) -> PolicyView {
         let Some(policy) = &self.policy else {
             return PolicyView::UNAVAILABLE;
         };
-        let provider = model.and_then(|model| policy.provider(model)).map(str::to_owned);
+        let provider = provider_of.and_then(|model| policy.provider(model)).map(str::to_owned);
         PolicyView {
             org: Lookup::Known(policy.org(org)),
             provider: Lookup::Known(provider),
+            price: Lookup::Known(price_of.and_then(|model| policy.price(model)).copied()),
             fresh_for_ms: None,
         }
     }
@@ -186,7 +187,11 @@ impl Service {
                     };
                     evaluation.charged(answer, &mut allow);
                 }
-                Step::Policy { org, model } => evaluation.policy(self.look_up(&org, model.as_deref())),
+                Step::Policy {
+                    org,
+                    provider_of,
+                    price_of,
+                } => evaluation.policy(self.look_up(&org, provider_of.as_deref(), price_of.as_deref())),
                 Step::Launch { org, per_minute, burst } => {
                     evaluation.launched(self.launches.take(&org, per_minute, burst, 0));
                 }

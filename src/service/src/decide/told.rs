@@ -9,6 +9,7 @@ use portcullis_decision::verdict::{Bypass, Denial, Unavailability, Verdict};
 use portcullis_decision::wire::DecideRequest;
 
 use super::Decider;
+use crate::bills::no_price_for;
 
 /// Characters of a parser's message that a line repeats.
 const LONGEST_REASON: usize = 200;
@@ -60,6 +61,15 @@ impl Decider {
             Verdict::Deny(denial) => self.tell_denial(request, denial),
             Verdict::Unavailable(unavailable) => self.tell_unavailability(request, unavailable),
         }
+    }
+
+    /// Says which entry the price list lacks: of a bypass or a refusal alone nobody could tell.
+    pub(super) fn tell_of_no_price(&self, request: &DecideRequest, model: &str) {
+        let message = format!("{}: {} can't be kept for it", no_price_for(model), Gate::CostCap.name());
+        let mut line = about(request, Level::Warn, "unpriced", message);
+        line.class = Some(FailureClass::PolicyUnavailable);
+        line.gate = Some(Gate::CostCap.name().to_owned());
+        self.journal.write(None, line);
     }
 
     fn tell_bypass(&self, request: &DecideRequest, bypass: &Bypass) {

@@ -1,11 +1,10 @@
 //! `memory:`: the pure ledger behind a lock, by this machine's wall clock (UTC). A real meter, for one process.
 
-use std::collections::HashSet;
 use std::future::ready;
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use portcullis_decision::metering::{MeterLedger, MeterPlan, Metered, Month};
+use portcullis_decision::metering::{Cost, MeterLedger, MeterPlan, Metered, Month};
 use portcullis_decision::operation::OperationId;
 use tokio::time::Instant;
 
@@ -15,14 +14,11 @@ use crate::locked;
 use crate::unmetered::Admission;
 
 const DAY_MS: u64 = 86_400_000;
-/// Operations whose cost is remembered at most.
-const MOST_COSTS: usize = 65_536;
 
 /// Months of this process.
 #[derive(Debug, Default)]
 pub struct MemoryMeter {
     ledger: Mutex<MeterLedger>,
-    costs: Mutex<HashSet<OperationId>>,
 }
 
 impl MemoryMeter {
@@ -50,18 +46,8 @@ impl Meter for MemoryMeter {
         self.at_once(|ledger, month| ops.iter().for_each(|op| ledger.cancel(month, *op)))
     }
 
-    fn add_cost<'a>(&'a self, op: OperationId, org: &'a str, cost: u64, _: Instant) -> Answer<'a, ()> {
-        let is_new = {
-            let mut costs = locked(&self.costs);
-            if costs.len() >= MOST_COSTS {
-                costs.clear();
-            }
-            costs.insert(op)
-        };
-        if !is_new {
-            return Box::pin(ready(Ok(())));
-        }
-        self.at_once(|ledger, month| ledger.add_cost(month, org, cost))
+    fn add_costs<'a>(&'a self, costs: &'a [Cost], _: Instant) -> Answer<'a, ()> {
+        self.at_once(|ledger, month| costs.iter().for_each(|cost| ledger.settle(month, cost)))
     }
 
     fn journal<'a>(&'a self, _: &'a [Admission], _: Instant) -> Option<Answer<'a, ()>> {

@@ -1,4 +1,4 @@
-//! `postgres://`: each operation is one statement, a call of a function of `migrations/0002_metering.sql`, which says how
+//! `postgres://`: each operation is one statement, a call of a function of `migrations/`, where `0002_metering.sql` says how
 //! they are atomic and idempotent. Months are the database's.
 //!
 //! Left out on purpose: connections, deadlines and asking again, which `crate::postgres` does.
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use portcullis_decision::config::StoreUrl;
 use portcullis_decision::limits::Limit;
-use portcullis_decision::metering::{MeterPlan, Metered, MonthState};
+use portcullis_decision::metering::{Cost, MeterPlan, Metered, MonthState};
 use portcullis_decision::operation::OperationId;
 use tokio::time::Instant;
 use tokio_postgres::Row;
@@ -22,7 +22,7 @@ use crate::unmetered::Admission;
 const RECORD: &str = "SELECT state, runs, cost, ends_in_ms, length_s \
     FROM portcullis_record($1::text::uuid, $2, $3, $4, $5)";
 const CANCEL: &str = "SELECT portcullis_cancel($1::text[]::uuid[], $2)";
-const ADD_COST: &str = "SELECT portcullis_add_cost($1::text::uuid, $2, $3)";
+const ADD_COSTS: &str = "SELECT portcullis_add_costs($1::text[]::uuid[], $2, $3)";
 const JOURNAL: &str = "SELECT portcullis_journal($1::text[]::uuid[], $2, $3, $4, $5, $6, $7)";
 /// Operations are remembered for a day: longer than anybody asks again or gives back.
 const FORGET: &str = "WITH gone AS (DELETE FROM portcullis_operations WHERE op IN (SELECT op FROM portcullis_operations \
@@ -62,6 +62,11 @@ fn bigint(figure: u64) -> i64 {
 
 fn figure_of(row: &Row, at: usize) -> Result<u64, StoreFault> {
     u64::try_from(column::<i64>(row, at)?).map_err(|_| StoreFault::NotSensible)
+}
+
+/// What can't be stored as it is must not keep all others of its batch from being billed.
+fn stored(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
 }
 
 /// The database has no zero byte in a text. An id that holds one is ill-formed, and is not made another's.
@@ -121,19 +126,24 @@ impl Meter for PostgresMeter {
         })
     }
 
-    fn add_cost<'a>(&'a self, op: OperationId, org: &'a str, cost: u64, deadline: Instant) -> Answer<'a, ()> {
+    fn add_costs<'a>(&'a self, costs: &'a [Cost], deadline: Instant) -> Answer<'a, ()> {
         Box::pin(async move {
-            let (op, org, cost) = (op.to_string(), storable(org)?, bigint(cost));
-            let parameters: [Parameter<'_>; 3] = [(&op, Type::TEXT), (&org, Type::TEXT), (&cost, Type::INT8)];
-            self.database.ask(ADD_COST, &parameters, deadline).await.map(drop)
+            let ops: Vec<String> = costs.iter().map(|cost| cost.op.to_string()).collect();
+            let orgs: Vec<String> = costs.iter().map(|cost| stored(&cost.org)).collect();
+            let figures: Vec<i64> = costs.iter().map(|cost| bigint(cost.micro_dollars)).collect();
+            let parameters: [Parameter<'_>; 3] = [
+                (&ops, Type::TEXT_ARRAY),
+                (&orgs, Type::TEXT_ARRAY),
+                (&figures, Type::INT8_ARRAY),
+            ];
+            self.database.ask(ADD_COSTS, &parameters, deadline).await.map(drop)
         })
     }
 
     fn journal<'a>(&'a self, admissions: &'a [Admission], deadline: Instant) -> Option<Answer<'a, ()>> {
         Some(Box::pin(async move {
-            // What can't be stored as it is must not keep all others from being billed.
-            let text = |text: &String| text.replace('\0', "\u{fffd}");
             let all = |of: fn(&Admission) -> Option<&String>| -> Vec<Option<String>> {
+                let text = |text: &String| stored(text);
                 admissions.iter().map(|admission| of(admission).map(text)).collect()
             };
             let ops: Vec<String> = admissions.iter().map(|admission| admission.op.to_string()).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::log_line::{Level, LogLine};
-use portcullis_decision::metering::{MeterPlan, Metered};
+use portcullis_decision::metering::{Cost, MeterPlan, Metered};
 use portcullis_decision::operation::OperationId;
 use tokio::time::{Instant, sleep};
 
@@ -17,8 +17,8 @@ use crate::logs::Journal;
 use crate::metrics::Metrics;
 use crate::unmetered::Admission;
 
-/// How long a batch of the journal may take: nobody waits for it.
-const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a batch of the journal or of costs may take: nobody waits for it.
+const BATCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long looking after the tables may take.
 const TEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks at the tables, while they are sound.
@@ -79,13 +79,13 @@ impl WatchedMeter {
         self.watch(until, self.meter.cancel(ops, why, until)).await
     }
 
-    /// See [`Meter::add_cost`].
+    /// See [`Meter::add_costs`].
     ///
     /// # Errors
     /// The store's.
-    pub async fn add_cost(&self, op: OperationId, org: &str, cost: u64) -> Result<(), StoreFault> {
-        let until = self.deadline();
-        self.watch(until, self.meter.add_cost(op, org, cost, until)).await
+    pub async fn add_costs(&self, costs: &[Cost]) -> Result<(), StoreFault> {
+        let until = after(Instant::now(), BATCH_TIMEOUT);
+        self.watch(until, self.meter.add_costs(costs, until)).await
     }
 
     /// See [`Meter::journal`].
@@ -93,7 +93,7 @@ impl WatchedMeter {
     /// # Errors
     /// The store's.
     pub async fn journal(&self, admissions: &[Admission]) -> Option<Result<(), StoreFault>> {
-        let until = after(Instant::now(), JOURNAL_TIMEOUT);
+        let until = after(Instant::now(), BATCH_TIMEOUT);
         let answer = self.meter.journal(admissions, until)?;
         Some(self.watch(until, answer).await)
     }

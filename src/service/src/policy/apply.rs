@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use portcullis_decision::config::{Environment, Faults, PolicyConfig, ServiceConfig, StoreUrl, parse_policy_file};
-use portcullis_decision::policy::{DeclaredOrg, PolicyFile, Price};
+use portcullis_decision::policy::{DeclaredOrg, PolicyFile};
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_postgres::types::Type;
@@ -273,15 +273,8 @@ async fn read(transaction: &Transaction) -> Result<PolicyFile, StoreFault> {
             .providers
             .push((tables::pattern(column(&row, 0)?)?, column(&row, 1)?));
     }
-    let prices = "SELECT model, input, cached_input, output FROM portcullis_prices";
-    for row in transaction.query(prices, &[]).await? {
-        let figure = |at| u64::try_from(column::<i64>(&row, at)?).map_err(|_| StoreFault::NotSensible);
-        let price = Price {
-            input: figure(1)?,
-            cached_input: figure(2)?,
-            output: figure(3)?,
-        };
-        policy.prices.push((tables::pattern(column(&row, 0)?)?, price));
+    for row in transaction.query(tables::PRICES, &[]).await? {
+        policy.prices.push(tables::price(&row)?);
     }
     let plans = "SELECT name, concurrency, requests, tokens, monthly_runs, monthly_cost FROM portcullis_plans";
     for row in transaction.query(plans, &[]).await? {

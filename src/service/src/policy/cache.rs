@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use self::table::{Found, Landed, Table};
-use super::{PolicyStore, Registry};
+use super::{PolicyStore, Prices, Registry};
 use crate::limiter::{Answer, StoreFault};
 use crate::logs::Journal;
 use crate::metrics::Metrics;
@@ -32,8 +32,8 @@ use crate::{after, millis_since};
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// A store that refuses at once is asked at most this often: shorter than anybody would notice after it has come back.
 const PAUSE_AFTER_REFUSAL_MS: u64 = 50;
-/// The key of the registry, which is one answer.
-const REGISTRY: &str = "";
+/// The key of the registry and of the price list, each of which is one answer.
+const WHOLE: &str = "";
 
 /// What can be asked for.
 trait Subject: Clone + Send + Sync + Sized + 'static {
@@ -61,6 +61,16 @@ impl Subject for Arc<Registry> {
     }
 }
 
+impl Subject for Arc<Prices> {
+    fn ask<'a>(store: &'a dyn PolicyStore, _: &'a str, deadline: Instant) -> Answer<'a, Self> {
+        store.prices(deadline)
+    }
+
+    fn table(cache: &Inner) -> &Table<Self> {
+        &cache.prices
+    }
+}
+
 /// A policy store with its cache and its watch.
 #[derive(Clone)]
 pub struct PolicyCache(Arc<Inner>);
@@ -69,6 +79,7 @@ struct Inner {
     store: Arc<dyn PolicyStore>,
     orgs: Table<Option<Arc<Org>>>,
     registry: Table<Arc<Registry>>,
+    prices: Table<Arc<Prices>>,
     /// How long a request waits for an answer.
     patience: Duration,
     epoch: Instant,
@@ -91,6 +102,7 @@ impl PolicyCache {
             store,
             orgs: Table::new(max_staleness),
             registry: Table::new(max_staleness),
+            prices: Table::new(max_staleness),
             patience,
             epoch: Instant::now(),
             asked_again_at_ms: AtomicU64::new(0),
@@ -104,23 +116,39 @@ impl PolicyCache {
         self.0.store.scheme()
     }
 
-    /// What the store says about an organization and, if one is asked about, a model's provider.
-    pub async fn view(&self, org: &str, model: Option<&str>, deadline: Instant) -> PolicyView {
+    /// What the store says about an organization and, if they are asked about, a model's provider and a model's price.
+    pub async fn view(
+        &self,
+        org: &str,
+        provider_of: Option<&str>,
+        price_of: Option<&str>,
+        deadline: Instant,
+    ) -> PolicyView {
         let until = deadline.min(after(Instant::now(), self.0.patience));
         if Instant::now() >= until {
             self.0.metrics.dependency_error(Dependency::Policy, "budget_spent");
             return PolicyView::UNAVAILABLE;
         }
         let provider = async {
-            let Some(model) = model else {
+            let Some(model) = provider_of else {
                 return (Lookup::Known(None), None);
             };
-            let registry = self.get::<Arc<Registry>>(REGISTRY, until).await;
+            let registry = self.get::<Arc<Registry>>(WHOLE, until).await;
             registry.map_or((Lookup::Unavailable, None), |(registry, fresh_for_ms)| {
                 (Lookup::Known(closest(&registry, model).cloned()), Some(fresh_for_ms))
             })
         };
-        let (org, provider) = tokio::join!(self.get::<Option<Arc<Org>>>(org, until), provider);
+        // No lease rests on a price: rules with a cap are decided exactly.
+        let price = async {
+            let Some(model) = price_of else {
+                return Lookup::Known(None);
+            };
+            let prices = self.prices(until).await;
+            prices.map_or(Lookup::Unavailable, |prices| {
+                Lookup::Known(closest(&prices, model).copied())
+            })
+        };
+        let (org, provider, price) = tokio::join!(self.get::<Option<Arc<Org>>>(org, until), provider, price);
         let (org, org_ms) = org.map_or((Lookup::Unavailable, None), |(org, fresh_for_ms)| {
             (Lookup::Known(org.map(|org| Org::clone(&org))), Some(fresh_for_ms))
         });
@@ -128,8 +156,18 @@ impl PolicyCache {
         PolicyView {
             org,
             provider,
+            price,
             fresh_for_ms: [org_ms, provider_ms].into_iter().flatten().min(),
         }
+    }
+
+    /// The price list.
+    ///
+    /// # Errors
+    /// There is none that counts, and no new one by then.
+    pub async fn prices(&self, until: Instant) -> Result<Arc<Prices>, StoreFault> {
+        let prices = self.get::<Arc<Prices>>(WHOLE, until).await;
+        prices.map(|(prices, _)| prices)
     }
 
     /// Whether the store would answer; see [`PolicyStore::ping`].

@@ -11,7 +11,7 @@ use portcullis_decision::config::{Faults, parse_policy_file};
 use portcullis_decision::policy::{Org, PolicyFile};
 use tokio::time::Instant;
 
-use super::{PolicyStore, Registry};
+use super::{PolicyStore, Prices, Registry};
 use crate::check;
 use crate::limiter::{Answer, StoreFault};
 use crate::locked;
@@ -114,6 +114,10 @@ impl PolicyStore for FilePolicy {
 
     fn registry(&self, _: Instant) -> Answer<'_, Arc<Registry>> {
         Box::pin(async move { Ok(Arc::new(self.policy()?.providers.clone())) })
+    }
+
+    fn prices(&self, _: Instant) -> Answer<'_, Arc<Prices>> {
+        Box::pin(async move { Ok(Arc::new(self.policy()?.prices.clone())) })
     }
 
     fn ping(&self, _: Instant) -> Answer<'_, ()> {

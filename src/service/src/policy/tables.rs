@@ -1,20 +1,22 @@
-//! Policies in Postgres: one statement for an organization with its plan, one for the registry.
+//! Policies in Postgres: one statement for an organization with its plan, one for the registry, one for the
+//! price list.
 
 use std::sync::Arc;
 
 use portcullis_decision::limits::Limit;
-use portcullis_decision::policy::{ModelPattern, Org, OrgStatus, Plan};
+use portcullis_decision::policy::{ModelPattern, Org, OrgStatus, Plan, Price};
 use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
-use super::{PolicyStore, Registry};
+use super::{PolicyStore, Prices, Registry};
 use crate::limiter::{Answer, StoreFault};
 use crate::postgres::{Migrated, Postgres, column};
 
 const ORG: &str = "SELECT o.status, o.models, p.concurrency, p.requests, p.tokens, p.monthly_runs, p.monthly_cost \
                    FROM portcullis_orgs o LEFT JOIN portcullis_plans p ON p.name = o.plan WHERE o.id = $1";
 const REGISTRY: &str = "SELECT model, provider FROM portcullis_providers";
+pub(super) const PRICES: &str = "SELECT model, input, cached_input, output FROM portcullis_prices";
 
 /// The policy tables of a database.
 pub(super) struct PolicyTables {
@@ -48,6 +50,13 @@ impl PolicyStore for PolicyTables {
             let rows = self.database.ask(REGISTRY, &[], deadline).await?;
             let entry = |row: &Row| Ok((pattern(column(row, 0)?)?, column(row, 1)?));
             rows.iter().map(entry).collect::<Result<_, _>>().map(Arc::new)
+        })
+    }
+
+    fn prices(&self, deadline: Instant) -> Answer<'_, Arc<Prices>> {
+        Box::pin(async move {
+            let rows = self.database.ask(PRICES, &[], deadline).await?;
+            rows.iter().map(price).collect::<Result<_, _>>().map(Arc::new)
         })
     }
 
@@ -92,6 +101,17 @@ pub(super) fn plan(row: &Row, first: usize) -> Result<Plan, StoreFault> {
         monthly_runs: figure(3)?,
         monthly_cost: figure(4)?,
     })
+}
+
+/// An entry of the price list, in the columns of [`PRICES`].
+pub(super) fn price(row: &Row) -> Result<(ModelPattern, Price), StoreFault> {
+    let figure = |at| u64::try_from(column::<i64>(row, at)?).map_err(|_| StoreFault::NotSensible);
+    let price = Price {
+        input: figure(1)?,
+        cached_input: figure(2)?,
+        output: figure(3)?,
+    };
+    Ok((pattern(column(row, 0)?)?, price))
 }
 
 /// A status by its name.

@@ -23,7 +23,9 @@ mod stores;
 #[allow(dead_code, reason = "every test binary uses a part of it")]
 mod wire;
 
+mod adding;
 mod billing;
+mod costs;
 mod outages;
 mod races;
 mod store;

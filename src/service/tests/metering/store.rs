@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use portcullis_decision::config::{MeteringConfig, StoreUrl};
 use portcullis_decision::limits::Limit;
-use portcullis_decision::metering::{MeterPlan, Metered};
+use portcullis_decision::metering::{Cost, MeterPlan, Metered};
 use portcullis_decision::operation::OperationId;
 use portcullis_service::metering::watched::WatchedMeter;
 use portcullis_service::metering::{self, Cancel, Meter};
@@ -34,7 +34,7 @@ pub(crate) async fn open(url: String) -> Arc<dyn Meter> {
     meter
 }
 
-async fn subjects() -> [Subject; 2] {
+pub(crate) async fn subjects() -> [Subject; 2] {
     let server = Postgres::start().await;
     [
         Subject {
@@ -63,13 +63,21 @@ pub(crate) fn plan(n: u64, runs: Limit, cost: Limit) -> MeterPlan {
     }
 }
 
+pub(crate) fn cost(n: u64, org: &str, micro_dollars: u64) -> Cost {
+    Cost {
+        op: op(n),
+        org: org.to_owned(),
+        micro_dollars,
+    }
+}
+
 impl Subject {
-    async fn record(&self, plan: &MeterPlan) -> Metered {
+    pub(crate) async fn record(&self, plan: &MeterPlan) -> Metered {
         self.meter.record(plan, soon()).await.unwrap()
     }
 
     /// Runs of this month, by what is left of a limit above them.
-    async fn runs(&self) -> u64 {
+    pub(crate) async fn runs(&self) -> u64 {
         let mut probe = plan(u64::MAX, Limit::of(0), Limit::Unlimited);
         probe.records = false;
         match self.record(&probe).await {
@@ -162,7 +170,7 @@ async fn a_cap_below_what_is_spent_denies_whatever_the_figures_are() {
         let (meter, capped) = (&subject.meter, |n, cap| plan(n, Limit::Unlimited, Limit::of(cap)));
         assert_eq!(subject.record(&capped(1, 500)).await, Metered::Granted);
         for _ in 0..2 {
-            meter.add_cost(op(1), "g", 500, soon()).await.unwrap();
+            meter.add_costs(&[cost(1, "g", 500)], soon()).await.unwrap();
         }
         let Metered::Denied(state) = subject.record(&capped(2, 500)).await else {
             panic!()
@@ -174,8 +182,9 @@ async fn a_cap_below_what_is_spent_denies_whatever_the_figures_are() {
             "lowered"
         );
         assert!(matches!(subject.record(&capped(5, 0)).await, Metered::Denied(_)));
-        meter.add_cost(op(6), "g", u64::MAX, soon()).await.unwrap();
-        meter.add_cost(op(7), "g", u64::MAX, soon()).await.unwrap();
+        for n in [6, 7] {
+            meter.add_costs(&[cost(n, "g", u64::MAX)], soon()).await.unwrap();
+        }
         let Metered::Denied(state) = subject.record(&capped(8, (1 << 53) - 1)).await else {
             panic!()
         };
@@ -335,7 +344,7 @@ async fn an_id_that_no_text_can_hold_is_unavailable_alone_and_holds_up_no_journa
 async fn work(meter: &dyn Meter, worker: u64, first: u64) {
     let org = |n: u64| format!("org-{}", n % 5);
     let numbers = first..first + 16;
-    match worker % 4 {
+    match worker % 5 {
         0 | 1 => {
             for n in numbers {
                 let plan = MeterPlan {
@@ -347,14 +356,14 @@ async fn work(meter: &dyn Meter, worker: u64, first: u64) {
         }
         2 => {
             let ops: Vec<_> = numbers.rev().step_by(2).map(op).collect();
-            let why = if worker % 8 == 2 {
+            let why = if worker.is_multiple_of(2) {
                 Cancel::GiveBack
             } else {
                 Cancel::Void
             };
             eventually("cancelled", async || meter.cancel(&ops, why, soon()).await.ok()).await;
         }
-        _ => {
+        3 => {
             let told = |n| Admission {
                 org: org(n),
                 ..admission(n, Source::Service, now_ms())
@@ -362,11 +371,15 @@ async fn work(meter: &dyn Meter, worker: u64, first: u64) {
             let batch: Vec<_> = numbers.rev().step_by(3).map(told).collect();
             eventually("journaled", async || meter.journal(&batch, soon()).unwrap().await.ok()).await;
         }
+        _ => {
+            let batch: Vec<_> = numbers.rev().map(|n| cost(n, &org(n), n + 1)).collect();
+            eventually("costs added", async || meter.add_costs(&batch, soon()).await.ok()).await;
+        }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn records_cancels_and_journals_that_meet_neither_deadlock_nor_lose_a_run() {
+async fn records_cancels_journals_and_costs_that_meet_neither_deadlock_nor_lose_a_run_or_a_micro_dollar() {
     let server = Postgres::start_with(&["deadlock_timeout=50ms"]).await;
     let meter = open(server.url()).await;
     let workers = (0..16_u64).map(|worker| {
@@ -387,6 +400,8 @@ async fn records_cancels_and_journals_that_meet_neither_deadlock_nor_lose_a_run(
         )
         .await;
     assert_eq!(counted, expected);
+    let spent = server.run("SELECT sum(cost) FROM portcullis_months").await;
+    assert_eq!(spent, [[(1..=320_u64).sum::<u64>().to_string()]]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

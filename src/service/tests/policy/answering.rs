@@ -10,6 +10,7 @@ use crate::policies::{becomes, config, decide, metric, policy, put, state, state
 use crate::postgres::{PASSWORD, PgBouncer, Postgres};
 use crate::process::Service;
 use crate::stores::eventually;
+use crate::wire::request;
 
 const EVERY_ANSWER: [(&str, &str, &str); 8] = [
     ("good", "gpt-4o", "admit"),
@@ -180,4 +181,53 @@ async fn a_user_without_the_right_to_create_tables_uses_those_that_are_there() {
     })
     .await;
     assert_eq!(state(&without).await, "down");
+}
+
+#[tokio::test]
+async fn a_cap_needs_the_price_of_a_model_which_is_the_closest_of_the_list() {
+    let database = Postgres::start().await;
+    let mut policy = policy();
+    policy["plans"]["team"]["monthly_cost"] = json!(1_000_000);
+    put(&database.url(), &policy);
+    let mut config = config(&database.url(), 1_000);
+    config["metering"] = json!({"url": "memory:"});
+    let service = Service::start(config).await;
+    state_becomes(&service, "up").await;
+    let ask = async |org: &str, model: Option<&str>| {
+        let gates = json!([
+            {"gate": "cost_cap", "when_unavailable": "reject"}, {"gate": "metering", "when_unavailable": "reject"}
+        ]);
+        let mut body = request(json!({
+            "rules": "capped", "gates": gates, "subject": {"owner": "o", "org": org}, "limits": {}, "budget_ms": 5_000
+        }));
+        if let Some(model) = model {
+            body["subject"]["model"] = json!(model);
+        }
+        let answer = service.post("/v1/decide", &body).await.json();
+        let words = ["verdict", "dependency", "gate"].map(|key| answer[key].as_str().unwrap_or("").to_owned());
+        words.join(" ").trim_end().to_owned()
+    };
+    const UNPRICED: &str = "unavailable policy cost_cap";
+    assert_eq!(ask("good", Some("gpt-4o")).await, "admit");
+    assert_eq!(ask("good", Some("claude-opus")).await, UNPRICED);
+    assert_eq!(ask("good", None).await, "admit");
+    assert_eq!(
+        ask("blocked", Some("claude-opus")).await,
+        "admit",
+        "a plan without a cap"
+    );
+    policy["prices"]["claude-*"] = json!({"input": 1, "output": 1});
+    put(&database.url(), &policy);
+    eventually("the new price counts", async || {
+        (ask("good", Some("claude-opus")).await == "admit").then_some(())
+    })
+    .await;
+    database
+        .run("ALTER TABLE portcullis_prices RENAME TO portcullis_prices_gone")
+        .await;
+    eventually("the list is stale", async || {
+        (ask("good", Some("gpt-4o")).await == UNPRICED).then_some(())
+    })
+    .await;
+    assert_eq!(ask("good", None).await, "admit");
 }

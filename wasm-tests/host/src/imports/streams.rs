@@ -59,11 +59,14 @@ pub(super) fn define(linker: &mut Linker<World>) -> Result<()> {
         },
     )?;
     linker.func_wrap(ENV, "proxy_continue_stream", |mut host: Host<'_>, kind: u32| {
+        let world = host.data_mut();
+        world.offered.insert(world.effective);
         if let Some(status) = begin(&mut host, "proxy_continue_stream") {
             return status;
         }
         match kind {
             0 => resume(host.data_mut()),
+            // No response is ever paused.
             1 => OK,
             _ => BAD_ARGUMENT,
         }

@@ -105,7 +105,7 @@ fn a_body_or_trailers_without_headers_are_undecided() {
         let (refused, bypassed) = (closed.open(closed.root()), open.open(open.root()));
         for (host, stream) in [(&mut closed, refused), (&mut open, bypassed)] {
             if is_body {
-                host.body(stream, 10, true);
+                host.body(stream, b"0123456789", true);
             } else {
                 host.trailers(stream);
             }

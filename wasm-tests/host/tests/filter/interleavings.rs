@@ -1,16 +1,20 @@
 //! Random interleavings of everything that a host may do, held against the filter's invariants: at most one reply and one
 //! resume per request and never both, no pause without an end, no trap, nothing told that was never asked, everything
-//! asked and not decided is cancelled, and nothing goes up past closed rules without an admission.
+//! asked and not decided is cancelled, and nothing goes up past closed rules without an admission. Bodies and responses come
+//! in pieces: a body goes up as it came, and what was charged is settled, released or cancelled once.
 //!
 //! What is left out on purpose: runs longer than the outbox keeps an entry (120 s), in which dropping is right.
 
+mod accounts;
 mod audit;
 mod step;
+
+use std::cell::RefCell;
 
 use portcullis_test_host::{Personality, TestHost, Violation};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, FileFailurePersistence};
+use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
 
 use crate::interleavings::audit::Run;
 use crate::interleavings::step::{Raw, Step, raw, step};
@@ -26,6 +30,15 @@ fn bounded(cases: u32) -> Config {
         max_shrink_iters: 4_000,
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..Config::default()
+    }
+}
+
+/// Looks for a value of the strategy with which the test fails. For tests that go on with one host.
+pub(crate) fn for_all<S: Strategy>(cases: u32, strategy: &S, test: impl FnMut(S::Value) -> Result<(), TestCaseError>) {
+    let test = RefCell::new(test);
+    let found = TestRunner::new(bounded(cases)).run(strategy, |value| (test.borrow_mut())(value));
+    if let Err(error) = found {
+        panic!("{error}");
     }
 }
 

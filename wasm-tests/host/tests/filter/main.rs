@@ -8,6 +8,8 @@
     reason = "a test ends at the first surprise, with a message"
 )]
 
+mod bodies;
+mod body_faults;
 mod breaker;
 mod cases;
 mod configurations;
@@ -17,9 +19,12 @@ mod drains;
 mod failing_calls;
 mod headers;
 mod interleavings;
+mod llm;
+mod memory;
 mod poor_hosts;
 mod scene;
 mod slots;
 #[path = "../../../../src/decision/tests/table/mod.rs"]
 mod table;
 mod unavailable;
+mod usage;

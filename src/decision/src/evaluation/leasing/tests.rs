@@ -7,7 +7,7 @@ use wasm_bindgen_test::wasm_bindgen_test as test;
 
 use super::super::{LimiterAnswer, Operator, Step};
 use super::*;
-use crate::class::{Code, FailureClass};
+use crate::class::{Code, Dependency, FailureClass};
 use crate::config::Tiers;
 use crate::ledger::Ledger;
 use crate::limits::Limit;
@@ -89,6 +89,7 @@ impl World {
                 models: alloc::vec![crate::policy::ModelPattern::parse("*").unwrap()],
             })),
             provider: Lookup::Known(Some("p".into())),
+            price: Lookup::Known(None),
             fresh_for_ms: self.fresh_for_ms,
         }
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use portcullis_decision::config::{Environment, ServiceConfig};
+use portcullis_decision::metering::Cost;
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::wire::SettleRequest;
 use serde_json::{Value, json};
@@ -61,7 +62,7 @@ impl Meter for Moody {
         })
     }
 
-    fn add_cost<'a>(&'a self, _: OperationId, _: &'a str, _: u64, _: Instant) -> Answer<'a, ()> {
+    fn add_costs<'a>(&'a self, _: &'a [Cost], _: Instant) -> Answer<'a, ()> {
         Box::pin(ready(Ok(())))
     }
 

@@ -4,7 +4,7 @@ use std::future::ready;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
-use portcullis_decision::policy::{ModelPattern, OrgStatus, Plan};
+use portcullis_decision::policy::{ModelPattern, OrgStatus, Plan, Price};
 use tokio::time::{advance, sleep};
 
 use super::*;
@@ -18,6 +18,7 @@ struct Fickle {
     status: Mutex<Result<Option<OrgStatus>, StoreFault>>,
     delay: Mutex<Duration>,
     asked: AtomicUsize,
+    asked_for_prices: AtomicUsize,
 }
 
 impl Fickle {
@@ -62,6 +63,22 @@ impl PolicyStore for Fickle {
         Box::pin(ready(Ok(Arc::new(vec![entry("claude-*", "anthropic")]))))
     }
 
+    fn prices(&self, _: Instant) -> Answer<'_, Arc<Prices>> {
+        self.asked_for_prices.fetch_add(1, Ordering::SeqCst);
+        let prices = locked(&self.status).map(|_| {
+            let entry = |text, input| {
+                let price = Price {
+                    input,
+                    cached_input: 0,
+                    output: 0,
+                };
+                (ModelPattern::parse(text).unwrap(), price)
+            };
+            Arc::new(vec![entry("claude-*", 1), entry("claude-opus", 2)])
+        });
+        Box::pin(ready(prices))
+    }
+
     fn ping(&self, _: Instant) -> Answer<'_, ()> {
         Box::pin(ready(Ok(())))
     }
@@ -72,6 +89,7 @@ fn fickle() -> (PolicyCache, Arc<Fickle>, Arc<Metrics>) {
         status: Mutex::new(Ok(Some(OrgStatus::Active))),
         delay: Mutex::default(),
         asked: AtomicUsize::new(0),
+        asked_for_prices: AtomicUsize::new(0),
     });
     let metrics = Arc::new(Metrics::default());
     let shared = Arc::clone(&store) as Arc<dyn PolicyStore>;
@@ -81,7 +99,7 @@ fn fickle() -> (PolicyCache, Arc<Fickle>, Arc<Metrics>) {
 
 async fn status(cache: &PolicyCache) -> Lookup<OrgStatus> {
     let deadline = after(Instant::now(), Duration::from_secs(1));
-    match cache.view("g", None, deadline).await.org {
+    match cache.view("g", None, None, deadline).await.org {
         Lookup::Known(org) => Lookup::Known(org.map(|org| org.status)),
         Lookup::Unavailable => Lookup::Unavailable,
     }
@@ -206,7 +224,7 @@ async fn an_answer_in_use_is_renewed_halfway_and_nobody_waits_for_it() {
 async fn a_spent_budget_asks_nobody() {
     let (cache, store, _) = fickle();
     assert_eq!(
-        cache.view("g", Some("m"), Instant::now()).await,
+        cache.view("g", Some("m"), Some("m"), Instant::now()).await,
         PolicyView::UNAVAILABLE
     );
     assert_eq!(store.asked(), 0);
@@ -216,10 +234,32 @@ async fn a_spent_budget_asks_nobody() {
 async fn the_registry_gives_the_closest_provider_or_says_that_there_is_none() {
     let (cache, ..) = fickle();
     let deadline = after(Instant::now(), PATIENCE);
-    let provider = async |model| cache.view("g", Some(model), deadline).await.provider;
+    let provider = async |model| cache.view("g", Some(model), None, deadline).await.provider;
     assert_eq!(
         provider("claude-opus").await,
         Lookup::Known(Some("anthropic".to_owned()))
     );
     assert_eq!(provider("gpt-4o").await, Lookup::Known(None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_price_is_the_closest_one_is_asked_for_only_where_it_is_wanted_and_is_stale_like_everything() {
+    let (cache, store, _) = fickle();
+    let price = async |model| {
+        let deadline = after(Instant::now(), PATIENCE);
+        let view = cache.view("g", None, model, deadline).await;
+        match view.price {
+            Lookup::Known(price) => Lookup::Known(price.map(|price| price.input)),
+            Lookup::Unavailable => Lookup::Unavailable,
+        }
+    };
+    assert_eq!(price(None).await, Lookup::Known(None));
+    assert_eq!(store.asked_for_prices.load(Ordering::SeqCst), 0);
+    assert_eq!(price(Some("claude-opus")).await, Lookup::Known(Some(2)));
+    assert_eq!(price(Some("claude-haiku")).await, Lookup::Known(Some(1)));
+    assert_eq!(price(Some("gpt-4o")).await, Lookup::Known(None));
+    assert_eq!(store.asked_for_prices.load(Ordering::SeqCst), 1);
+    store.says(Err(StoreFault::Connection));
+    advance(STALENESS).await;
+    assert_eq!(price(Some("claude-opus")).await, Lookup::Unavailable);
 }

@@ -7,8 +7,13 @@ use portcullis_test_host::{Callout, ContextId, Personality, Phase, Stream, TestH
 use proptest::sample::Index;
 use serde_json::json;
 
-use crate::interleavings::step::{Answer, Request, Step};
+use crate::interleavings::accounts::Accounts;
+use crate::interleavings::step::{Answer, Request, Response, Step};
+use crate::llm::{BODY, CALL, DIALECTS, EVENTS, JSON, metered_rules, reading};
 use crate::scene::{ENVELOPE, PATIENCE_MS, configuration, rules};
+
+/// How long a body may take to arrive, in milliseconds.
+const BODY_TIMEOUT_MS: u64 = 300;
 
 /// The configuration of a root that lets nothing through undecided.
 pub(crate) fn closed_configuration() -> String {
@@ -25,6 +30,13 @@ fn shadow_configuration() -> String {
     shadow.to_string()
 }
 
+/// Rules that charge tokens and record costs, with the model from the body.
+fn metered_configuration() -> String {
+    let mut metered = reading(&metered_rules());
+    metered["model"]["body_timeout_ms"] = json!(BODY_TIMEOUT_MS);
+    metered.to_string()
+}
+
 /// One run.
 pub(crate) struct Run {
     pub(crate) host: TestHost,
@@ -37,6 +49,10 @@ pub(crate) struct Run {
     decided: BTreeSet<String>,
     /// Operations that were given a slot while their stream waited for it.
     slots: BTreeMap<String, ContextId>,
+    /// What was charged, and what has to be settled for it.
+    accounts: Accounts,
+    /// What is left of each response that has begun.
+    responses: BTreeMap<ContextId, &'static [u8]>,
     /// What the service has heard, by key, with how often.
     heard: BTreeMap<&'static str, BTreeMap<String, u32>>,
     /// Calls that have failed in this run.
@@ -50,7 +66,12 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn new(seed: u64) -> Self {
         let mut host = TestHost::with_seed(Personality::ENVOY, seed);
-        let texts = [closed_configuration(), open_configuration(), shadow_configuration()];
+        let texts = [
+            closed_configuration(),
+            open_configuration(),
+            shadow_configuration(),
+            metered_configuration(),
+        ];
         let roots: Vec<_> = texts
             .into_iter()
             .map(|text| (host.configure(&text).expect("no faults"), text))
@@ -63,6 +84,8 @@ impl Run {
             admitted: BTreeSet::new(),
             decided: BTreeSet::new(),
             slots: BTreeMap::new(),
+            accounts: Accounts::default(),
+            responses: BTreeMap::new(),
             heard: BTreeMap::new(),
             broken: BTreeSet::new(),
             heard_late: false,
@@ -98,19 +121,33 @@ impl Run {
                 }
             }
             // A fresh context in the middle of a stream is one whose headers never came.
-            Step::Body(index) => {
-                if let Some(stream) = self.pick(index, |stream| is_open(stream) && flows(stream)) {
-                    self.host.body(stream, 10, false);
+            Step::Body(index, bytes, ends) => {
+                if let Some(stream) = self.pick(index, |stream| is_open(stream) && !stream.has_sent_all) {
+                    self.body(stream, *bytes, *ends);
                 }
             }
             Step::Trailers(index) => {
-                if let Some(stream) = self.pick(index, |stream| is_open(stream) && flows(stream)) {
+                if let Some(stream) = self.pick(index, |stream| is_open(stream) && !stream.has_sent_all) {
                     self.host.trailers(stream);
                 }
             }
-            Step::Respond(index) => {
-                if let Some(stream) = self.pick(index, |stream| is_open(stream) && stream.phase == Phase::Passed) {
-                    self.host.respond(stream, &[(":status", "200")]);
+            Step::Respond(index, response) => {
+                let responses = &self.responses;
+                let is_due = |stream: &Stream| {
+                    is_open(stream) && stream.phase == Phase::Passed && !responses.contains_key(&stream.id)
+                };
+                if let Some(stream) = self.pick(index, is_due) {
+                    self.respond(stream, *response);
+                }
+            }
+            Step::Piece(index, bytes, ends) => {
+                let responses = &self.responses;
+                let is_due = |stream: &Stream| is_open(stream) && responses.contains_key(&stream.id);
+                if let Some(stream) = self.pick(index, is_due) {
+                    let left = self.responses[&stream];
+                    let (piece, left) = left.split_at((*bytes).min(left.len()));
+                    self.responses.insert(stream, left);
+                    self.host.response_body(stream, piece, *ends);
                 }
             }
             Step::Answer(index, answer) => {
@@ -165,6 +202,32 @@ impl Run {
         }
     }
 
+    /// The next bytes of the body, or some that make it none.
+    fn body(&mut self, stream: ContextId, bytes: usize, ends: bool) {
+        let sent = self.host.stream(stream).sent.len();
+        let rest = BODY.as_bytes().get(sent..).unwrap_or_default();
+        let piece: &[u8] = if bytes == 1 {
+            b"\x00"
+        } else {
+            &rest[..bytes.min(rest.len())]
+        };
+        self.host.body(stream, piece, ends);
+    }
+
+    fn respond(&mut self, stream: ContextId, response: Response) {
+        let dialect = &DIALECTS[stream as usize % DIALECTS.len()];
+        let compressed = [EVENTS[0], EVENTS[1], ("content-encoding", "br")];
+        let (head, body): (&[_], _) = match response {
+            Response::Json => (&JSON, dialect.json),
+            Response::Events => (&EVENTS, dialect.stream),
+            Response::Compressed => (&compressed, dialect.stream),
+            Response::Status(status) => (&[(":status", status), JSON[1]], dialect.json),
+        };
+        self.responses.insert(stream, body.as_bytes());
+        self.accounts.answered(stream, head[0].1);
+        self.host.response_headers(stream, head, false);
+    }
+
     fn headers(&mut self, stream: ContextId, request: Request) {
         self.requests.insert(stream, request);
         let mut lines = vec![
@@ -178,6 +241,7 @@ impl Run {
                 lines = ENVELOPE.to_vec();
                 lines.push(("content-type", "application/grpc"));
             }
+            Request::Call => lines = CALL.to_vec(),
             Request::Blocked => lines.push(("x-admission-owner-rate-limit-requests", "0")),
             Request::Unlimited => {}
             Request::Missing => lines.truncate(2),
@@ -203,9 +267,11 @@ impl Run {
         let waits = is_out && !stream.is_ended && stream.phase == Phase::Paused;
         if waits {
             match answer {
-                Answer::Admit(slot_ttl_ms) => {
+                Answer::Admit(slot_ttl_ms, held_tokens) => {
                     self.admitted.insert(op.clone());
                     self.decided.insert(op.clone());
+                    let is_metered = stream.root == self.roots[3].0;
+                    self.accounts.admitted(callout, held_tokens, is_metered);
                     if slot_ttl_ms.is_some() {
                         self.slots.insert(op.clone(), callout.context);
                     }
@@ -232,6 +298,9 @@ impl Run {
                     *self.heard.entry(key).or_default().entry(op).or_default() += 1;
                 }
             }
+            for (op, _) in callout.settles() {
+                *self.heard.entry("settles").or_default().entry(op).or_default() += 1;
+            }
         }
         match answer {
             Answer::Status(status) => self.host.answer(callout.token, status, b"{}"),
@@ -247,8 +316,16 @@ impl Run {
 
     fn deliver(&mut self, token: u32, op: &str, answer: Answer) {
         let (status, body) = match answer {
-            Answer::Admit(None) => (200, json!({"op": op, "verdict": "admit"})),
-            Answer::Admit(Some(ttl_ms)) => (200, json!({"op": op, "verdict": "admit", "slot_ttl_ms": ttl_ms})),
+            Answer::Admit(slot_ttl_ms, held_tokens) => {
+                let mut admission = json!({"op": op, "verdict": "admit"});
+                if let Some(ttl_ms) = slot_ttl_ms {
+                    admission["slot_ttl_ms"] = json!(ttl_ms);
+                }
+                if let Some(tokens) = held_tokens {
+                    admission["held_tokens"] = json!(tokens);
+                }
+                (200, admission)
+            }
             Answer::Bypassed => {
                 let bypassed = json!([{"class": "limiter_unavailable", "gate": "contract"}]);
                 (200, json!({"op": op, "verdict": "admit", "bypassed": bypassed}))
@@ -272,7 +349,7 @@ impl Run {
     /// The host recovers, time passes, streams end, and the service hears what there is to tell.
     pub(crate) fn finish(&mut self, drains: bool) {
         self.host.faults().heal_all();
-        self.host.tick(PATIENCE_MS);
+        self.host.tick(BODY_TIMEOUT_MS + PATIENCE_MS);
         self.hear_everything();
         let left: Vec<_> = self
             .host
@@ -289,7 +366,7 @@ impl Run {
         if drains {
             self.host.drain();
             while let Some(batch) = self.host.pending_callouts().into_iter().find(Callout::is_settle) {
-                self.answer_settle(&batch, Answer::Admit(None), true);
+                self.answer_settle(&batch, Answer::Admit(None, None), true);
             }
         } else {
             self.hear_everything();
@@ -299,7 +376,7 @@ impl Run {
     fn hear_everything(&mut self) {
         for _ in 0..8 {
             for batch in self.host.pending_callouts().into_iter().filter(Callout::is_settle) {
-                self.answer_settle(&batch, Answer::Admit(None), true);
+                self.answer_settle(&batch, Answer::Admit(None, None), true);
             }
             self.host.tick(260);
         }
@@ -333,6 +410,7 @@ impl Run {
             let given_back = batch.told("releases").into_iter().chain(batch.told("renewals"));
             let strangers = given_back.filter(|op| !self.slots.contains_key(op));
             wrong.extend(strangers.map(|op| format!("{op} is released or renewed and never had a slot")));
+            wrong.extend(self.accounts.wrong_in(&batch.settles(), &self.slots));
         }
         let heard = |key, op: &String| {
             self.heard
@@ -349,18 +427,19 @@ impl Run {
             wrong.extend(forgotten.map(|op| format!("{op} was asked for, not decided, and not cancelled")));
             // An answer that could not be read leaves the operation to the second try.
             if !any_broken(&["proxy_get_header_map_pairs", "proxy_get_buffer_bytes"]) {
-                let given = |op: &String| heard("releases", op) + heard("cancels", op);
+                let given = |op: &String| heard("releases", op) + heard("settles", op) + heard("cancels", op);
                 let kept = self.slots.keys().filter(|op| given(op) == 0);
                 wrong.extend(kept.map(|op| format!("the slot of {op} is not given back")));
+                let owed = self.accounts.owed().filter(|op| given(op) == 0);
+                wrong.extend(owed.map(|op| format!("{op} is not settled")));
             }
         }
         if self.broken.is_empty() {
             let lost = self.decided.iter().filter(|op| heard("cancels", op) > 0);
             wrong.extend(lost.map(|op| format!("{op} was decided in time and is cancelled")));
-            for key in ["releases", "cancels"].into_iter().filter(|_| !self.heard_late) {
-                let twice = asked.iter().filter(|op| heard(key, op) > 1);
-                wrong.extend(twice.map(|op| format!("{op} is told twice in {key}, and was heard")));
-            }
+            let told = |op: &String| heard("releases", op) + heard("settles", op) + heard("cancels", op);
+            let twice = asked.iter().filter(|op| !self.heard_late && told(op) > 1);
+            wrong.extend(twice.map(|op| format!("the end of {op} is told twice, and was heard")));
         }
         wrong
     }
@@ -376,7 +455,13 @@ impl Run {
                 stream.resumes
             ));
         }
-        let needs_nobody = matches!(request, Some(Request::Unlimited | Request::Options));
+        let is_metered = stream.root == self.roots[3].0;
+        let needs_nobody = match request {
+            Some(Request::Options) => true,
+            // A run is recorded whatever its limits.
+            Some(Request::Unlimited) => !is_metered,
+            _ => false,
+        };
         let was_admitted = || {
             let mut of_stream = self
                 .host
@@ -385,7 +470,10 @@ impl Run {
                 .filter(|callout| callout.context == id && callout.is_decide());
             of_stream.any(|callout| self.admitted.contains(&callout.op()))
         };
-        if stream.root == self.closed && stream.has_passed() && !needs_nobody && !was_admitted() {
+        let is_closed = is_metered || stream.root == self.closed;
+        // What the host had called gone has ended: nothing holds a body that it gives all the same.
+        let was_gone = self.broken.contains("proxy_set_effective_context");
+        if is_closed && stream.has_passed() && !needs_nobody && !was_gone && !was_admitted() {
             return Some(format!(
                 "stream {id} ({request:?}) went up past closed rules without an admission"
             ));
@@ -393,11 +481,14 @@ impl Run {
         if stream.root == self.roots[2].0 && !stream.replies.is_empty() {
             return Some(format!("stream {id} was replied to in shadow mode"));
         }
+        let up = if stream.has_passed() {
+            stream.sent.as_slice()
+        } else {
+            b""
+        };
+        if stream.forwarded != up && !stream.is_ended {
+            return Some(format!("the body of stream {id} does not go up as it came"));
+        }
         None
     }
-}
-
-/// The host would hand over a body of this stream.
-fn flows(stream: &Stream) -> bool {
-    matches!(stream.phase, Phase::Created | Phase::Passed)
 }

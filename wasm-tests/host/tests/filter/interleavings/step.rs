@@ -9,7 +9,9 @@ use proptest::sample::{Index, select};
 pub(crate) enum Request {
     /// A limit of 30.
     Limited,
-    /// The same, as a gRPC call.
+    /// A call of a provider, with a token limit.
+    Call,
+    /// A limit of 30, as a gRPC call.
     Grpc,
     /// A limit of 0.
     Blocked,
@@ -30,8 +32,8 @@ pub(crate) enum Request {
 /// How a callout ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Admitted, with a slot of this many milliseconds or without one.
-    Admit(Option<u64>),
+    /// Admitted, with a slot of this many milliseconds or without one, and with a charge of this many tokens or without.
+    Admit(Option<u64>, Option<u64>),
     /// Admitted past a closed or an open gate.
     Bypassed,
     /// Denied.
@@ -48,6 +50,19 @@ pub(crate) enum Answer {
     Failure(Failure),
 }
 
+/// How a response begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Response {
+    /// JSON with usage.
+    Json,
+    /// A stream with usage.
+    Events,
+    /// A stream that cannot be read.
+    Compressed,
+    /// An answer of this status.
+    Status(&'static str),
+}
+
 /// One thing that a host does.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
@@ -57,12 +72,14 @@ pub(crate) enum Step {
     Request(Index, Request),
     /// Headers of a stream that has begun.
     Headers(Index, Request),
-    /// A piece of a body, of a stream that is not held.
-    Body(Index),
-    /// Trailers, of a stream that is not held.
+    /// The next bytes of a request's body, this many, or one that no body has; possibly its end.
+    Body(Index, usize, bool),
+    /// Trailers of a request.
     Trailers(Index),
     /// The upstream answers.
-    Respond(Index),
+    Respond(Index, Response),
+    /// The next bytes of a response, this many; possibly its end.
+    Piece(Index, usize, bool),
     /// A call that is out ends.
     Answer(Index, Answer),
     /// A call that may have ended long ago ends (again).
@@ -106,21 +123,33 @@ const CALLS: [&str; 16] = [
 ];
 
 fn request() -> impl Strategy<Value = Request> {
-    use Request::{Blocked, Garbled, Grpc, Limited, Malformed, Missing, Options, Partial, Unlimited};
+    use Request::{Blocked, Call, Garbled, Grpc, Limited, Malformed, Missing, Options, Partial, Unlimited};
     prop_oneof![
-        6 => Just(Limited),
+        3 => Just(Limited),
+        6 => Just(Call),
         2 => select(vec![Grpc, Blocked, Unlimited, Missing, Malformed, Partial, Options, Garbled]),
     ]
 }
 
 fn answer() -> impl Strategy<Value = Answer> {
     prop_oneof![
-        3 => Just(Answer::Admit(None)),
-        3 => select(vec![0, 2, 300, 3_000, 30_000]).prop_map(|ttl_ms| Answer::Admit(Some(ttl_ms))),
+        2 => Just(Answer::Admit(None, None)),
+        2 => select(vec![0, 2, 300, 3_000, 30_000]).prop_map(|ttl_ms| Answer::Admit(Some(ttl_ms), None)),
+        2 => (0_u64..100).prop_map(|tokens| Answer::Admit(None, Some(tokens))),
+        1 => (0_u64..100).prop_map(|tokens| Answer::Admit(Some(30_000), Some(tokens))),
         2 => Just(Answer::Deny),
         1 => select(vec![Answer::Bypassed, Answer::Unavailable, Answer::Foreign, Answer::Cut]),
         1 => select(vec![0, 201, 403, 500, 504]).prop_map(Answer::Status),
         3 => select(Failure::ALL.to_vec()).prop_map(Answer::Failure),
+    ]
+}
+
+fn response() -> impl Strategy<Value = Response> {
+    prop_oneof![
+        2 => Just(Response::Json),
+        3 => Just(Response::Events),
+        1 => Just(Response::Compressed),
+        2 => select(vec!["200", "404", "408", "429", "503", "504"]).prop_map(Response::Status),
     ]
 }
 
@@ -131,9 +160,12 @@ pub(crate) fn step(fails: bool) -> BoxedStrategy<Step> {
         1 => index().prop_map(Step::Open),
         8 => (index(), request()).prop_map(|(root, request)| Step::Request(root, request)),
         2 => (index(), request()).prop_map(|(stream, request)| Step::Headers(stream, request)),
-        2 => index().prop_map(Step::Body),
+        6 => (index(), select(vec![0, 1, 40, 200, 200]), any::<bool>())
+            .prop_map(|(stream, bytes, ends)| Step::Body(stream, bytes, ends)),
         1 => index().prop_map(Step::Trailers),
-        1 => index().prop_map(Step::Respond),
+        3 => (index(), response()).prop_map(|(stream, response)| Step::Respond(stream, response)),
+        4 => (index(), select(vec![0, 1, 100, 900, 900]), any::<bool>())
+            .prop_map(|(stream, bytes, ends)| Step::Piece(stream, bytes, ends)),
         8 => (index(), answer()).prop_map(|(callout, answer)| Step::Answer(callout, answer)),
         1 => (index(), answer()).prop_map(|(callout, answer)| Step::Again(callout, answer)),
         1 => (any::<u32>(), answer()).prop_map(|(token, answer)| Step::Unknown(token, answer)),
@@ -178,6 +210,7 @@ pub(crate) fn raw() -> impl Strategy<Value = Raw> {
         ("proxy_on_request_body", 2),
         ("proxy_on_request_trailers", 1),
         ("proxy_on_response_headers", 2),
+        ("proxy_on_response_body", 2),
         ("proxy_on_http_call_response", 4),
         ("proxy_on_done", 0),
         ("proxy_on_log", 0),
