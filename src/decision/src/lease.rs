@@ -389,20 +389,34 @@ impl Slot {
     }
 }
 
-/// Puts a block into the bundle's slot. `Err` gives back what found no place.
-///
-/// # Errors
-/// What has to be returned.
+/// A block that the service has granted.
+#[derive(Debug, Clone, Copy)]
+pub struct Fetched {
+    /// The operation that charged it.
+    pub lease: OperationId,
+    /// What it holds.
+    pub grant: Grant,
+    /// The tightest limit, as it is told to clients.
+    pub tightest: Option<LimitState>,
+    /// When it was asked for.
+    pub asked_ms: u64,
+}
+
+/// Puts a block into the bundle's slot. What has to be returned, the block itself if it found no place, is added to
+/// `returns`.
 pub fn install(
     memory: &mut dyn SharedMemory,
     bundle: &Bundle,
-    lease: OperationId,
-    grant: Grant,
-    tightest: Option<LimitState>,
+    fetched: Fetched,
     times: Times,
-    dispatched_ms: u64,
     returns: &mut Vec<Unspent>,
 ) -> Option<Installed> {
+    let Fetched {
+        lease,
+        grant,
+        tightest,
+        asked_ms,
+    } = fetched;
     let block = Block {
         op: lease,
         requests: grant.requests,
@@ -410,7 +424,7 @@ pub fn install(
         tokens: grant.tokens,
         largest_hold: grant.largest_hold.unwrap_or(u64::MAX),
         // From when it was asked for: the service's time cannot have begun earlier.
-        ends_ms: dispatched_ms.saturating_add(grant.ends_in_ms.min(times.max_age_ms)),
+        ends_ms: asked_ms.saturating_add(grant.ends_in_ms.min(times.max_age_ms)),
     };
     for _ in 0..ATTEMPTS {
         let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else {
@@ -426,7 +440,7 @@ pub fn install(
         slot.remembered = None;
         slot.seen = tightest.map(|tightest| Seen {
             tightest,
-            at_ms: dispatched_ms,
+            at_ms: asked_ms,
         });
         match memory.set(at, &slot.encode(&bundle.key), read.version) {
             Written::Done => {

@@ -9,7 +9,8 @@ use hashbrown::HashMap;
 use super::{Callout, Effect, Gatehouse};
 use crate::config::{FilterConfig, LeaseConfig, fingerprint};
 use crate::lease::{
-    Bundle, GATEWAY_SLOT, Host, Installed, Take, Times, Unspent, Written, are_leasable, install, remember, retire, take,
+    Bundle, Fetched, GATEWAY_SLOT, Host, Installed, Take, Times, Unspent, Written, are_leasable, install, remember,
+    retire, take,
 };
 use crate::limits::StampedLimits;
 use crate::operation::OperationId;
@@ -207,16 +208,13 @@ impl Gatehouse {
                 ..
             }) => {
                 let mut returns = Vec::new();
-                let installed = install(
-                    host,
-                    bundle,
-                    request.op,
-                    *grant,
-                    *tightest,
-                    times,
+                let fetched = Fetched {
+                    lease: request.op,
+                    grant: *grant,
+                    tightest: *tightest,
                     asked_ms,
-                    &mut returns,
-                );
+                };
+                let installed = install(host, bundle, fetched, times, &mut returns);
                 self.leases.installed.extend(installed);
                 self.return_all(returns, now_ms);
             }

@@ -90,6 +90,15 @@ const fn grant(requests: u64, tokens: Option<u64>) -> Grant {
     }
 }
 
+fn fetched(n: u8, grant: Grant, asked_ms: u64) -> Fetched {
+    Fetched {
+        lease: op(n),
+        grant,
+        tightest: None,
+        asked_ms,
+    }
+}
+
 fn taken(memory: &mut Memory, hold: u64, now_ms: u64) -> Take {
     take(memory, &bundle("o"), hold, at(now_ms), &mut Vec::new())
 }
@@ -98,11 +107,8 @@ fn installed(memory: &mut Memory, n: u8, grant: Grant, now_ms: u64) -> Option<In
     install(
         memory,
         &bundle("o"),
-        op(n),
-        grant,
-        None,
+        fetched(n, grant, now_ms),
         at(now_ms),
-        now_ms,
         &mut Vec::new(),
     )
 }
@@ -230,11 +236,8 @@ fn any_value_that_is_not_this_bundles_own_is_no_lease() {
         install(
             &mut memory,
             &foreign,
-            op(2),
-            grant(10, None),
-            None,
+            fetched(2, grant(10, None), 0),
             at(0),
-            0,
             &mut Vec::new(),
         )
         .unwrap();
@@ -388,11 +391,8 @@ fn however_workers_interleave_nothing_is_handed_out_twice() {
                     let block = install(
                         &mut memory,
                         &bundle("o"),
-                        op(step),
-                        grant(requests, None),
-                        None,
+                        fetched(step, grant(requests, None), now_ms.saturating_sub(random(300))),
                         at(now_ms),
-                        now_ms.saturating_sub(random(300)),
                         &mut returns,
                     );
                     blocks.extend(block);

@@ -104,11 +104,8 @@ impl Stream {
                 }
                 let has_slot = admission.slot_ttl_ms.is_some();
                 let records_cost = gatehouse.config().rules.meters();
-                let mut account = Account::new(request, deciding.hold, has_slot, admission.held_tokens, records_cost);
-                if admission.lease.is_some() {
-                    // The operation's own charge is that of the whole block.
-                    account = account.of_lease(request.op);
-                }
+                // A block that came with it is another part of the operation's charge, and settled apart.
+                let account = Account::new(request, deciding.hold, has_slot, admission.held_tokens, records_cost);
                 self.pass(Some(account), effects);
             }
         }
