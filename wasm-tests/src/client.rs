@@ -179,16 +179,27 @@ impl Connection {
         self.answer(&call.method).await
     }
 
-    /// The same where the other side may go away at any moment: none if it did.
+    /// Where the other side may go away at any moment: none if it did.
     pub(crate) async fn try_call(address: SocketAddr, call: &Call) -> Option<Answer> {
+        Self::try_open(address).await?.ask(call).await
+    }
+
+    /// The same as `open`, where nobody may listen: none if so.
+    pub async fn try_open(address: SocketAddr) -> Option<Self> {
         let stream = TcpStream::connect(address).await.ok()?;
-        let mut connection = Self {
+        stream.set_nodelay(true).ok()?;
+        Some(Self {
             stream,
             buffered: Vec::new(),
             sent: Instant::now(),
-        };
-        connection.stream.write_all(&call.bytes()).await.ok()?;
-        timeout(DEADLINE, connection.read_answer(&call.method)).await.ok()?
+        })
+    }
+
+    /// The same as `call`, where the other side may go away at any moment: none if it did.
+    pub async fn ask(&mut self, call: &Call) -> Option<Answer> {
+        self.stream.write_all(&call.bytes()).await.ok()?;
+        self.sent = Instant::now();
+        timeout(DEADLINE, self.read_answer(&call.method)).await.ok()?
     }
 
     /// Closes with a TCP reset, as a client that crashed.

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -61,6 +62,8 @@ pub struct Seen {
 
 struct Shared {
     hits: AtomicUsize,
+    /// When a request for each path came.
+    arrivals: Mutex<HashMap<String, Vec<SystemTime>>>,
     seen: Mutex<Vec<Seen>>,
     reply: Mutex<Reply>,
     released: watch::Sender<bool>,
@@ -79,6 +82,7 @@ impl Upstream {
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             hits: AtomicUsize::new(0),
+            arrivals: Mutex::default(),
             seen: Mutex::default(),
             reply: Mutex::default(),
             released: watch::Sender::new(false),
@@ -94,6 +98,17 @@ impl Upstream {
     /// How many requests reached it.
     pub fn hits(&self) -> usize {
         self.shared.hits.load(Ordering::SeqCst)
+    }
+
+    /// When each of the requests for this path came, in the order of their coming.
+    pub fn arrivals(&self, path: &str) -> Vec<SystemTime> {
+        self.shared
+            .arrivals
+            .lock()
+            .unwrap()
+            .get(path)
+            .cloned()
+            .unwrap_or_default()
     }
 
     pub async fn await_hits(&self, count: usize) {
@@ -149,6 +164,13 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 
 async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Response<Frames>, Infallible> {
     shared.hits.fetch_add(1, Ordering::SeqCst);
+    shared
+        .arrivals
+        .lock()
+        .unwrap()
+        .entry(request.uri().path().to_owned())
+        .or_default()
+        .push(SystemTime::now());
     let (head, body) = request.into_parts();
     if let Ok(whole) = body.collect().await {
         let trailers = whole.trailers().map(text_map).unwrap_or_default();

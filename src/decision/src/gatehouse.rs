@@ -92,6 +92,8 @@ pub struct Gatehouse {
     unenforced_until_ms: Option<u64>,
     reassert_at_ms: u64,
     has_told_of_unknown_header: bool,
+    /// The host ticks, so requests need not look at what time brings about.
+    ticks: bool,
 }
 
 impl Gatehouse {
@@ -111,12 +113,25 @@ impl Gatehouse {
             unenforced_until_ms: None,
             reassert_at_ms: 0,
             has_told_of_unknown_header: false,
+            ticks: false,
         }
     }
 
     /// The configuration.
     pub const fn config(&self) -> &FilterConfig {
         &self.config
+    }
+
+    /// Says that the host ticks.
+    #[must_use]
+    pub const fn with_ticks(mut self, ticks: bool) -> Self {
+        self.ticks = ticks;
+        self
+    }
+
+    /// What time alone brings about, where a request has to look: on a host that does not tick.
+    pub(crate) fn passed_in_request(&mut self, now_ms: u64) -> Vec<Effect> {
+        if self.ticks { Vec::new() } else { self.passed(now_ms) }
     }
 
     /// What to do at the start: one line, and the first value of the gauges.
@@ -221,6 +236,7 @@ impl Gatehouse {
             slot.renew_at_ms = now_ms.saturating_add(slot.ttl_ms.checked_div(3).unwrap_or(slot.ttl_ms));
             self.outbox.add(Note::Renew(*op), now_ms);
         }
+        effects.extend(self.lease_counts());
         let dropped = self.outbox.take_dropped();
         if dropped > 0 {
             effects.push(Effect::Count(Counter::OutboxDropped, dropped));
@@ -290,8 +306,10 @@ impl Gatehouse {
         self.outbox.is_empty() && self.leases.are_settled()
     }
 
-    /// Lines that were held back, for the end of the VM.
-    pub fn last_lines(&mut self) -> Vec<Effect> {
-        self.logs.drain().into_iter().map(Effect::Log).collect()
+    /// Lines and counts that were held back, for the end of the VM.
+    pub fn last_words(&mut self) -> Vec<Effect> {
+        let mut effects: Vec<Effect> = self.logs.drain().into_iter().map(Effect::Log).collect();
+        effects.extend(self.lease_counts());
+        effects
     }
 }

@@ -146,7 +146,7 @@ impl Stream {
         host: &mut dyn Host,
         now_ms: u64,
     ) -> Vec<Effect> {
-        let mut effects = gatehouse.passed(now_ms);
+        let mut effects = gatehouse.passed_in_request(now_ms);
         if !matches!(self.state, State::New) {
             return effects;
         }

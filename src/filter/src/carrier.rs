@@ -119,6 +119,8 @@ pub(crate) struct StreamContext {
     pub(crate) live: Rc<Live>,
     pub(crate) stream: RefCell<Stream>,
     refused_by_host: RefCell<Option<Refusal>>,
+    /// It has been told that it is over.
+    pub(crate) has_ended: Cell<bool>,
     /// The host is inside a callback for the request, whose return value lets it go on.
     in_request: Cell<bool>,
 }
@@ -129,6 +131,7 @@ impl StreamContext {
             live,
             stream: RefCell::new(stream),
             refused_by_host: RefCell::new(None),
+            has_ended: Cell::new(false),
             in_request: Cell::new(false),
         }
     }

@@ -71,7 +71,7 @@ pub(crate) fn on_configure(context: u32) -> bool {
             return false;
         }
     }
-    let live = Rc::new(Live::new(Gatehouse::new(config, &text)));
+    let live = Rc::new(Live::new(Gatehouse::new(config, &text).with_ticks(ticks)));
     let effects = live.gatehouse.try_borrow().map(|house| house.started());
     live.carry_out_all(effects.unwrap_or_default());
     root.ticks.set(ticks);
@@ -403,6 +403,9 @@ pub(crate) fn on_end(context: u32) {
     let Some(stream) = with(None, |vm| get(&vm.streams, context)) else {
         return;
     };
+    if stream.has_ended.replace(true) {
+        return;
+    }
     let now_ms = now_ms();
     stream.offer_nothing();
     let effects = stream.event(|stream, house, _| stream.on_end(house, now_ms));
@@ -419,7 +422,7 @@ pub(crate) fn on_done(context: u32) -> bool {
         let effects = live.gatehouse.try_borrow_mut().map(|mut house| {
             house.end_leases(&mut live.memory(), now_ms());
             house.hurry();
-            house.last_lines()
+            house.last_words()
         });
         live.carry_out_all(effects.unwrap_or_default());
     }

@@ -22,6 +22,8 @@ pub struct Callout {
     pub body: Vec<u8>,
     /// The time that the host may take.
     pub timeout_ms: u32,
+    /// No request waits for its answer.
+    pub is_ahead: bool,
     /// When it left, on the monotonic clock.
     pub left_ms: u64,
 }
@@ -40,9 +42,14 @@ impl Callout {
             .unwrap_or_else(|error| panic!("the body of callout {} is not JSON: {error}", self.token))
     }
 
-    /// Whether it asks for a decision.
+    /// Whether it asks for the decision that a request waits for.
     pub fn is_decide(&self) -> bool {
-        self.path() == "/v1/decide"
+        self.path() == "/v1/decide" && !self.is_ahead
+    }
+
+    /// Whether it asks for a block of admissions that no request waits for.
+    pub fn is_fetch(&self) -> bool {
+        self.path() == "/v1/decide" && self.is_ahead
     }
 
     /// Whether it tells what streams have left behind.
@@ -62,6 +69,11 @@ impl Callout {
         ops.iter()
             .map(|op| op.as_str().unwrap_or_default().to_owned())
             .collect()
+    }
+
+    /// What a settle batch returns of leases.
+    pub fn returns(&self) -> Vec<serde_json::Value> {
+        self.json()["returns"].as_array().cloned().unwrap_or_default()
     }
 
     /// The settlements of a settle batch, each with its operation.

@@ -4,7 +4,9 @@
 
 mod bodies;
 
+use std::cell::RefMut;
 use std::fmt;
+use std::rc::Rc;
 
 use crate::ContextId;
 use crate::callout::{Callout, Failure};
@@ -13,6 +15,7 @@ use crate::guest::Guest;
 use crate::headers::{Headers, headers};
 use crate::ledger::Ledger;
 use crate::personality::{End, Personality};
+use crate::shared_data::SharedData;
 use crate::stream::{Phase, Stream};
 use crate::violation::Violation;
 use crate::world::{LogLine, Root, World};
@@ -50,8 +53,16 @@ impl TestHost {
     /// The same, whose random bytes come from this seed.
     pub fn with_seed(personality: Personality, seed: u64) -> Self {
         Self {
-            guest: Guest::new(personality, seed),
+            guest: Guest::new(personality, seed, Rc::default()),
         }
+    }
+
+    /// Another worker of the same host, now: its module has a memory of its own, and shares data with the first.
+    pub fn beside(other: &Self, seed: u64) -> Self {
+        let shared = Rc::clone(&other.world().shared);
+        let mut guest = Guest::new(other.world().personality, seed, shared);
+        guest.world_mut().clock = other.world().clock.clone();
+        Self { guest }
     }
 
     fn world(&self) -> &World {
@@ -307,6 +318,11 @@ impl TestHost {
     /// The script of faults.
     pub fn faults(&mut self) -> &mut Faults {
         &mut self.world_mut().faults
+    }
+
+    /// What the workers of this host share.
+    pub fn shared_data(&self) -> RefMut<'_, SharedData> {
+        self.world().shared.borrow_mut()
     }
 
     /// Bytes that stand in for the request's header map, whatever its headers are; `None` ends it.

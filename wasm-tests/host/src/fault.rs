@@ -14,6 +14,8 @@ pub mod status {
     pub const PARSE_FAILURE: u32 = 4;
     /// A pointer outside the memory.
     pub const INVALID_MEMORY_ACCESS: u32 = 6;
+    /// A value has another version than the write names.
+    pub const CAS_MISMATCH: u32 = 8;
     /// Something else went wrong in the host.
     pub const INTERNAL_FAILURE: u32 = 10;
     /// The host has no such call.

@@ -1,6 +1,8 @@
 //! The running module: its callbacks, what they cost, and what the host does after each.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use wasmtime::{Func, Instance, Linker, Store, Val};
 
@@ -10,6 +12,7 @@ use crate::headers::headers;
 use crate::imports;
 use crate::module::compiled;
 use crate::personality::Personality;
+use crate::shared_data::SharedData;
 use crate::stream::{Phase, Withheld};
 use crate::violation::Violation;
 use crate::world::{AfterCall, World};
@@ -26,9 +29,9 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    pub(crate) fn new(personality: Personality, seed: u64) -> Self {
+    pub(crate) fn new(personality: Personality, seed: u64, shared: Rc<RefCell<SharedData>>) -> Self {
         let (engine, module) = compiled();
-        let mut store = Store::new(engine, World::new(personality, seed));
+        let mut store = Store::new(engine, World::new(personality, seed, shared));
         store.set_fuel(FUEL).expect("fuel is counted");
         let mut linker = Linker::new(engine);
         imports::define(&mut linker).expect("each host call is defined once");

@@ -2,6 +2,7 @@
 //! then it has an effect.
 
 mod memory;
+mod shared;
 mod streams;
 
 use wasmtime::{Caller, Linker, Result};
@@ -54,6 +55,7 @@ pub(crate) fn define(linker: &mut Linker<World>) -> Result<()> {
     define_wasi(linker)?;
     define_maps(linker)?;
     define_metrics(linker)?;
+    shared::define(linker)?;
     streams::define(linker)?;
     linker.func_wrap(
         ENV,

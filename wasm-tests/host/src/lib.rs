@@ -4,7 +4,7 @@
 //! It exists because no real host can be made to fail on demand. It decides nothing about admission: it carries out what
 //! the module asks, as the [`Personality`] does, records it, and notes as a [`Violation`] whatever a correct filter never
 //! does. Bodies come in the pieces that a test chooses, and go on as the host would send them. Left out on purpose: sockets,
-//! and hosts other than Envoy, for which [`Personality`] is the place.
+//! and of hosts other than Envoy all that no test has needed, for which [`Personality`] is the place.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::expect_used,
@@ -25,6 +25,7 @@ mod ledger;
 mod metrics;
 mod module;
 mod personality;
+mod shared_data;
 mod stream;
 mod violation;
 mod world;
@@ -36,6 +37,7 @@ pub use headers::{Headers, first, headers, parse, serialize};
 pub use ledger::{Ledger, Spent, Tally};
 pub use module::filter_module;
 pub use personality::{End, Personality};
+pub use shared_data::{Meddle, SharedData, SharedDataKind};
 pub use stream::{LocalReply, Phase, Stream};
 pub use violation::Violation;
 pub use world::LogLine;

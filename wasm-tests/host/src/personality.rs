@@ -1,5 +1,7 @@
 //! How one kind of host behaves where hosts differ. Only what a test has needed is here.
 
+use crate::shared_data::SharedDataKind;
+
 /// What a host calls at the end of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
@@ -24,6 +26,8 @@ pub struct Personality {
     pub ticks: bool,
     /// The body comes although the module has paused the headers.
     pub gives_body_while_paused: bool,
+    /// How it keeps what its workers share.
+    pub shared_data: SharedDataKind,
     /// The callbacks at the end of a stream, in order.
     pub end: &'static [End],
 }
@@ -36,6 +40,7 @@ impl Personality {
         starts_vm: true,
         ticks: true,
         gives_body_while_paused: true,
+        shared_data: SharedDataKind::Envoy,
         end: &[End::Log, End::Done, End::Delete],
     };
 
@@ -43,6 +48,24 @@ impl Personality {
     pub const ENVOY_THAT_STOPS_ALL: Self = Self {
         name: "Envoy without allow_on_headers_stop_iteration",
         gives_body_while_paused: false,
+        ..Self::ENVOY
+    };
+
+    /// Kong with `WasmX`, in what leases meet: shared data with stricter versions, and a log after the end.
+    pub const WASMX: Self = Self {
+        name: "WasmX",
+        lower_case_names: false,
+        shared_data: SharedDataKind::WasmX,
+        end: &[End::Done, End::Log, End::Delete],
+        ..Self::ENVOY
+    };
+
+    /// APISIX, in what leases meet: neither shared data nor ticks, and no log.
+    pub const APISIX: Self = Self {
+        name: "APISIX",
+        ticks: false,
+        shared_data: SharedDataKind::Missing,
+        end: &[End::Done, End::Delete],
         ..Self::ENVOY
     };
 }

@@ -1,6 +1,8 @@
 //! Everything that a host knows besides the module: contexts, callouts, metrics, lines, clocks, and the script of faults.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use wasmtime::{Memory, TypedFunc};
 
@@ -12,6 +14,7 @@ use crate::headers::Headers;
 use crate::ledger::Ledger;
 use crate::metrics::Metrics;
 use crate::personality::Personality;
+use crate::shared_data::SharedData;
 use crate::stream::Stream;
 use crate::violation::Violation;
 
@@ -69,6 +72,8 @@ pub(crate) struct World {
     pub(crate) faults: Faults,
     pub(crate) ledger: Ledger,
     pub(crate) metrics: Metrics,
+    /// What the host's workers share.
+    pub(crate) shared: Rc<RefCell<SharedData>>,
     pub(crate) logs: Vec<LogLine>,
     pub(crate) violations: Vec<Violation>,
     pub(crate) roots: BTreeMap<ContextId, Root>,
@@ -97,7 +102,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(personality: Personality, seed: u64) -> Self {
+    pub(crate) fn new(personality: Personality, seed: u64, shared: Rc<RefCell<SharedData>>) -> Self {
         Self {
             personality,
             memory: None,
@@ -107,6 +112,7 @@ impl World {
             faults: Faults::default(),
             ledger: Ledger::default(),
             metrics: Metrics::default(),
+            shared,
             logs: Vec::new(),
             violations: Vec::new(),
             roots: BTreeMap::new(),

@@ -2,13 +2,14 @@
 
 use crate::class::{Code, Dependency};
 use crate::envelope::LONGEST_ID;
+use crate::limits::StampedLimits;
 use crate::rules::{Gate, GateRule, LimitSource};
 use crate::verdict::Denial;
 use crate::wire::DecideRequest;
 
 /// Whether a request needs a decision at all: a contract without limits, alone, has nothing to check.
-pub fn needs_decision(request: &DecideRequest) -> bool {
-    request.gates.iter().any(|rule| {
+pub fn needs_decision(gates: &[GateRule], limits: &StampedLimits) -> bool {
+    gates.iter().any(|rule| {
         !matches!(
             rule,
             GateRule::Contract {
@@ -16,7 +17,7 @@ pub fn needs_decision(request: &DecideRequest) -> bool {
                 ..
             }
         )
-    }) || !request.limits.is_empty()
+    }) || !limits.is_empty()
 }
 
 /// Whether some gate stands twice, or limiter or metering gates are not adjacent: then what the first of them took would

@@ -13,6 +13,7 @@ use crate::lease::{
     retire, take,
 };
 use crate::limits::StampedLimits;
+use crate::metric::Counter;
 use crate::operation::OperationId;
 use crate::outbox::Note;
 use crate::stream::{CalloutAnswer, sensible_verdict};
@@ -40,6 +41,8 @@ pub(super) struct Leases {
     /// The next id of a return: counted up from random bits.
     next_return: Option<u128>,
     fetching: HashMap<OperationId, Fetch>,
+    /// Requests that went on by a part of a block and are not told yet.
+    hits: u64,
     installed: Vec<Installed>,
 }
 
@@ -129,7 +132,7 @@ impl Gatehouse {
         &mut self,
         host: &mut dyn Host,
         bundle: &Bundle,
-        like: &DecideRequest,
+        like: DecideRequest,
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
@@ -143,7 +146,7 @@ impl Gatehouse {
             op: OperationId::from_random(op),
             request_id: None,
             lease: Some(LeaseAsk { ahead: true, ..lease }),
-            ..like.clone()
+            ..like
         };
         effects.push(Effect::Fetch(
             request.op,
@@ -159,6 +162,22 @@ impl Gatehouse {
             asked_ms: now_ms,
         };
         self.leases.fetching.insert(fetch.request.op, fetch);
+    }
+
+    /// Counts a request that went on by a part of a block. Told in sums: a call for each would cost as much as the rest.
+    pub(crate) const fn count_leased(&mut self) {
+        self.leases.hits = self.leases.hits.saturating_add(1);
+    }
+
+    /// What was counted since the last call.
+    pub(super) fn lease_counts(&mut self) -> impl Iterator<Item = Effect> + use<> {
+        let hits = core::mem::take(&mut self.leases.hits);
+        let counters = if hits > 0 {
+            &[Counter::LeaseHits, Counter::Admitted][..]
+        } else {
+            &[]
+        };
+        counters.iter().map(move |counter| Effect::Count(*counter, hits))
     }
 
     /// First part of the keys of this configuration's slots in the host's memory.

@@ -78,10 +78,16 @@ impl Account {
     }
 
     /// Of a request that was admitted by a part of a block: only the difference to its hold is told.
-    #[must_use]
-    pub(super) const fn of_lease(mut self, lease: OperationId) -> Self {
-        self.lease = Some(lease);
-        self
+    pub(super) const fn leased(lease: OperationId, hold: Hold, held_tokens: u64) -> Self {
+        Self {
+            op: lease,
+            has_slot: false,
+            hold,
+            lease: Some(lease),
+            held_tokens: Some(held_tokens),
+            payer: None,
+            response: Response::Awaited,
+        }
     }
 
     /// Whether what the response reports makes a difference.

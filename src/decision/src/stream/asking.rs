@@ -12,17 +12,26 @@ use crate::evaluation::needs_decision;
 use crate::gatehouse::{Callout, Effect, Gatehouse};
 use crate::hold::Hold;
 use crate::lease::{Host, Take};
+use crate::limits::StampedLimits;
 use crate::log_line::Level;
 use crate::metric::Counter;
 use crate::operation::OperationId;
 use crate::reply::Refusal;
 use crate::rules::Gate;
-use crate::wire::{DECIDE_PATH, DecideRequest};
+use crate::wire::{DECIDE_PATH, DecideRequest, Subject};
 
 /// What the service keeps of a callout's time for the way there and back, in milliseconds.
 const TRANSPORT_MS: u64 = 30;
 /// Less than this is not worth a second try, in milliseconds.
 const LEAST_RETRY_MS: u64 = 40;
+
+/// What is to be decided about.
+#[derive(Debug)]
+pub(super) struct Question {
+    pub(super) subject: Subject,
+    pub(super) limits: StampedLimits,
+    pub(super) hold: Hold,
+}
 
 impl Stream {
     /// An envelope is here. `body_of` is the request's path if a body follows.
@@ -62,28 +71,17 @@ impl Stream {
             gatehouse.unenforced(now_ms, effects);
         }
         let config = gatehouse.config();
-        let request = DecideRequest {
-            op: NO_ID,
-            profile: config.profile,
-            rules: config.rules.name.clone(),
-            mode: config.mode,
-            gates: config.rules.gates.clone(),
-            budget_ms: config.decision.timeout_ms.saturating_sub(TRANSPORT_MS).max(1),
-            window_s: config.window_s,
-            subject,
-            limits,
-            tokens: config.default_output_reservation,
-            request_id: self.caller.request_id.clone(),
-            retry: false,
-            lease: None,
-        };
-        let hold = Hold::without_body(request.tokens);
-        if !needs_decision(&request) {
+        if !needs_decision(&config.rules.gates, &limits) {
             return self.pass(None, effects);
         }
+        let question = Question {
+            subject,
+            limits,
+            hold: Hold::without_body(config.default_output_reservation),
+        };
         match body_of.filter(|_| source == ModelSource::Body) {
-            Some(path) => self.read_body(gatehouse, request, path, now_ms, effects),
-            None => self.ask(gatehouse, host, request, hold, now_ms, effects),
+            Some(path) => self.read_body(gatehouse, question, path, now_ms, effects),
+            None => self.ask(gatehouse, host, question, now_ms, effects),
         }
     }
 
@@ -92,27 +90,33 @@ impl Stream {
         &mut self,
         gatehouse: &mut Gatehouse,
         host: &mut dyn Host,
-        mut request: DecideRequest,
-        hold: Hold,
+        question: Question,
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
-        let bundle = gatehouse.bundle(&request.subject, &request.limits);
+        let hold = question.hold;
+        let bundle = gatehouse.bundle(&question.subject, &question.limits);
+        let mut lease = None;
         if let Some(bundle) = &bundle {
-            match gatehouse.take(host, bundle, request.tokens, now_ms) {
+            match gatehouse.take(host, bundle, hold.tokens(), now_ms) {
                 Take::Leased(share) => {
                     if share.fetch {
-                        gatehouse.fetch_ahead(host, bundle, &request, now_ms, effects);
+                        let request = self.request(gatehouse, question);
+                        gatehouse.fetch_ahead(host, bundle, request, now_ms, effects);
                     }
-                    return self.pass_leased(&request, hold, share, effects);
+                    return self.pass_leased(gatehouse, hold, share, effects);
                 }
                 Take::Denied(denial) => {
                     return self.refuse_plainly(gatehouse, &Refusal::Denied(denial), now_ms, effects);
                 }
-                Take::Ask { fetch } => request.lease = gatehouse.lease_ask(host, fetch),
+                Take::Ask { fetch } => lease = gatehouse.lease_ask(host, fetch),
             }
         }
-        request.op = host.random().map_or(NO_ID, OperationId::from_random);
+        let request = DecideRequest {
+            op: host.random().map_or(NO_ID, OperationId::from_random),
+            lease,
+            ..self.request(gatehouse, question)
+        };
         if request.op == NO_ID {
             return self.unavailable(gatehouse, Some((&request, hold)), now_ms, effects);
         }
@@ -133,6 +137,26 @@ impl Stream {
                 self.is_paused = true;
                 self.dispatch(deciding, now_ms, effects);
             }
+        }
+    }
+
+    /// The question as it is asked, still without an id.
+    fn request(&self, gatehouse: &Gatehouse, question: Question) -> DecideRequest {
+        let config = gatehouse.config();
+        DecideRequest {
+            op: NO_ID,
+            profile: config.profile,
+            rules: config.rules.name.clone(),
+            mode: config.mode,
+            gates: config.rules.gates.clone(),
+            budget_ms: config.decision.timeout_ms.saturating_sub(TRANSPORT_MS).max(1),
+            window_s: config.window_s,
+            subject: question.subject,
+            limits: question.limits,
+            tokens: question.hold.tokens(),
+            request_id: self.caller.request_id.clone(),
+            retry: false,
+            lease: None,
         }
     }
 

@@ -138,13 +138,17 @@ impl Stream {
     }
 
     /// Lets a request go on by a part of a block.
-    pub(super) fn pass_leased(&mut self, request: &DecideRequest, hold: Hold, share: Share, effects: &mut Vec<Effect>) {
-        effects.push(Effect::Count(Counter::LeaseHits, 1));
+    pub(super) fn pass_leased(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        hold: Hold,
+        share: Share,
+        effects: &mut Vec<Effect>,
+    ) {
+        gatehouse.count_leased();
         self.tightest = share.tightest;
-        let account = share
-            .held_tokens
-            .map(|held| Account::new(request, hold, false, Some(held), false).of_lease(share.lease));
-        self.pass(account, effects);
+        let account = share.held_tokens.map(|held| Account::leased(share.lease, hold, held));
+        self.go_on(account, effects);
     }
 
     pub(super) fn pass(&mut self, account: Option<Account>, effects: &mut Vec<Effect>) {

@@ -11,6 +11,7 @@
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
+use super::asking::Question;
 use super::{Header, State, Stream};
 use crate::body::{BodyFault, BodyReader, model_of_path, reconcile};
 use crate::class::Dependency;
@@ -21,7 +22,6 @@ use crate::log_line::Level;
 use crate::reply::Refusal;
 use crate::rules::Gate;
 use crate::verdict::{Denial, Unavailability};
-use crate::wire::DecideRequest;
 
 /// A host that has not given any of a body: most likely it was not told to.
 const NOT_GIVEN: &str = "the host gave nothing of the request's body: in Envoy the plugin needs \
@@ -31,7 +31,7 @@ const NOT_IN_TIME: BodyFault = BodyFault::Unreadable("did not arrive in time");
 
 #[derive(Debug)]
 pub(super) struct Reading {
-    request: DecideRequest,
+    question: Question,
     reader: BodyReader,
     path_model: Option<String>,
     pub(super) deadline_ms: u64,
@@ -73,7 +73,7 @@ impl Stream {
     pub(super) fn read_body(
         &mut self,
         gatehouse: &mut Gatehouse,
-        request: DecideRequest,
+        question: Question,
         path: &[u8],
         now_ms: u64,
         effects: &mut Vec<Effect>,
@@ -86,7 +86,7 @@ impl Stream {
         let limits = gatehouse.config().body;
         self.is_paused = true;
         self.state = State::Reading(alloc::boxed::Box::new(Reading {
-            request,
+            question,
             reader: BodyReader::new(limits.max_bytes),
             path_model,
             deadline_ms: now_ms.saturating_add(limits.timeout_ms),
@@ -142,7 +142,7 @@ impl Stream {
         effects: &mut Vec<Effect>,
     ) {
         let Reading {
-            mut request,
+            mut question,
             reader,
             path_model,
             read_bytes,
@@ -150,25 +150,25 @@ impl Stream {
         } = reading;
         if read_bytes == 0 && path_model.is_none() {
             // Announced, and then empty: like a request without a body.
-            let hold = Hold::without_body(request.tokens);
-            return self.ask(gatehouse, host, request, hold, now_ms, effects);
+            return self.ask(gatehouse, host, question, now_ms, effects);
         }
         let facts = match reader.finish() {
             Ok(facts) => facts,
             Err(fault) => return self.refuse_body(gatehouse, fault, now_ms, effects),
         };
-        let needs_model = request
+        let config = gatehouse.config();
+        let needs_model = config
+            .rules
             .gates
             .iter()
             .any(|rule| matches!(rule.gate(), Gate::ModelPolicy | Gate::Capacity | Gate::CostCap));
-        let hold = Hold::of(&facts, request.tokens);
-        request.subject.model = match reconcile(path_model, facts.model) {
+        question.hold = Hold::of(&facts, config.default_output_reservation);
+        question.subject.model = match reconcile(path_model, facts.model) {
             Ok(model) => Some(model),
             Err(BodyFault::ModelRequired) if !needs_model => None,
             Err(fault) => return self.refuse_body(gatehouse, fault, now_ms, effects),
         };
-        request.tokens = hold.tokens();
-        self.ask(gatehouse, host, request, hold, now_ms, effects);
+        self.ask(gatehouse, host, question, now_ms, effects);
     }
 
     /// The guest's own clock, while it waits for the body.

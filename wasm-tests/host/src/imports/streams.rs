@@ -189,6 +189,7 @@ fn call_out(
     }
     let token = world.next_token;
     world.next_token += 1;
+    let is_ahead = serde_json::from_slice::<serde_json::Value>(&body).is_ok_and(|body| body["lease"]["ahead"] == true);
     let callout = Callout {
         token,
         root,
@@ -198,6 +199,7 @@ fn call_out(
         headers,
         body,
         timeout_ms,
+        is_ahead,
         left_ms: world.clock.now_ms(),
     };
     if callout.is_decide() && world.has_decision_out(context) {
