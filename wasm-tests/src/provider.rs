@@ -139,6 +139,11 @@ impl Provider {
         Some(String::from_utf8_lossy(value.as_bytes()).into_owned())
     }
 
+    /// What every call has used, in the order of their coming.
+    pub fn used(&self) -> Vec<Used> {
+        self.shared.used.lock().unwrap().clone()
+    }
+
     /// What the newest call has used.
     ///
     /// # Panics

@@ -27,7 +27,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use crate::class::{Code, FailureClass};
-use crate::config::{LimitHeaders, Mode};
+use crate::config::{LimitHeaders, Mode, ModelSource};
 use crate::envelope;
 use crate::gatehouse::{Effect, Gatehouse};
 use crate::hold::Hold;
@@ -49,7 +49,7 @@ const LONGEST_REQUEST_ID: usize = 256;
 const NO_ID: OperationId = OperationId::from_random([0; 16]);
 
 /// One header as the host gave it.
-pub type Header = (Vec<u8>, Vec<u8>);
+pub type Header<'a> = (&'a [u8], &'a [u8]);
 
 /// What replies and lines say about a request.
 #[derive(Debug, Clone, Default)]
@@ -101,7 +101,7 @@ pub enum Wait {
 #[derive(Debug, Clone, Copy)]
 pub struct RequestHead<'a> {
     /// The headers; `None` if the host could not give them.
-    pub headers: Option<&'a [Header]>,
+    pub headers: Option<&'a [Header<'a>]>,
     /// Neither a body nor trailers follow, as far as the host says.
     pub ends_here: bool,
 }
@@ -162,7 +162,7 @@ impl Stream {
             headers
                 .iter()
                 .find(|(n, _)| n.eq_ignore_ascii_case(name.as_bytes()))
-                .map(|(_, value)| value.as_slice())
+                .map(|(_, value)| *value)
         };
         let (method, path) = (
             single(":method").unwrap_or_default(),
@@ -182,7 +182,7 @@ impl Stream {
         self.caller.request_id = single("x-request-id").and_then(request_id);
         self.takes_compressed = single("accept-encoding").is_some();
         let needs_org = config.rules.gates.iter().any(crate::rules::GateRule::needs_org);
-        let fields = headers.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
+        let fields = headers.iter().copied();
         match envelope::read(fields, &config.prefix, needs_org) {
             envelope::Reading::Missing => self.missing(gatehouse, now_ms, &mut effects),
             envelope::Reading::Malformed(why) => {
@@ -192,7 +192,7 @@ impl Stream {
                 self.ill_formed(gatehouse, Code::EnvelopePartial, why, now_ms, &mut effects);
             }
             envelope::Reading::Present(envelope) => {
-                let reads_body = reading::body_follows(headers, head.ends_here);
+                let reads_body = config.model == ModelSource::Body && reading::body_follows(headers, head.ends_here);
                 let body_of = reads_body.then_some(path);
                 self.decide(gatehouse, host, *envelope, body_of, now_ms, &mut effects);
             }
@@ -244,18 +244,20 @@ impl Stream {
         effects
     }
 
+    /// Whether the headers of the response are to be looked at: a copy of them costs something.
+    pub fn reads_response_headers(&self) -> bool {
+        matches!(&self.state, State::Passed { account: Some(account) } if account.counts_usage())
+    }
+
     /// Response headers pass: the upstream's, or those of our own reply.
     pub fn on_response_headers(
         &mut self,
         limit_headers_wanted: LimitHeaders,
-        headers: &mut dyn FnMut() -> Option<Vec<Header>>,
+        headers: Option<&[Header<'_>]>,
     ) -> Vec<Effect> {
         match &mut self.state {
             State::Refused => return Vec::new(),
-            // Headers cost a copy: only those who count usage look at them.
-            State::Passed { account: Some(account) } if account.counts_usage() => {
-                account.on_response_headers(&headers().unwrap_or_default());
-            }
+            State::Passed { account: Some(account) } => account.on_response_headers(headers.unwrap_or_default()),
             _ => {}
         }
         let mut effects = alloc::vec![Effect::RemoveResponseHeader(CLASS_HEADER)];
@@ -311,7 +313,7 @@ impl Stream {
 }
 
 /// Removes the envelope, each name once, as the host gave it.
-fn strip(headers: &[Header], prefix: &str, effects: &mut Vec<Effect>) {
+fn strip(headers: &[Header<'_>], prefix: &str, effects: &mut Vec<Effect>) {
     for (at, (name, _)) in headers.iter().enumerate() {
         if !envelope::has_prefix(name, prefix) || headers.iter().take(at).any(|(earlier, _)| earlier == name) {
             continue;

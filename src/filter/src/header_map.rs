@@ -5,7 +5,7 @@
 use portcullis_decision::stream::Header;
 
 /// Reads a serialized map, or `None` if it is cut or lies about its lengths.
-pub(crate) fn parse(bytes: &[u8]) -> Option<Vec<Header>> {
+pub(crate) fn parse(bytes: &[u8]) -> Option<Vec<Header<'_>>> {
     if bytes.is_empty() {
         return Some(Vec::new());
     }
@@ -20,7 +20,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Vec<Header>> {
         let (name, rest) = split_field(data, name_length)?;
         let (value, rest) = split_field(rest, value_length)?;
         data = rest;
-        headers.push((name.to_vec(), value.to_vec()));
+        headers.push((name, value));
     }
     Some(headers)
 }

@@ -145,9 +145,8 @@ pub(crate) fn on_request_headers(context: u32, ends_here: bool) -> Held {
         refuse_without_rules(context);
         return true;
     };
-    let headers = host::header_map(Map::Request)
-        .ok()
-        .and_then(|map| header_map::parse(&map));
+    let map = host::header_map(Map::Request).ok();
+    let headers = map.as_deref().and_then(header_map::parse);
     let now_ms = now_ms();
     let head = RequestHead {
         headers: headers.as_deref(),
@@ -215,11 +214,17 @@ pub(crate) fn on_response_headers(context: u32) {
         return;
     };
     let wanted = stream.live.limit_headers;
-    let mut headers = || {
-        let map = host::header_map(Map::Response).ok();
-        map.and_then(|map| header_map::parse(&map))
+    let reads = stream
+        .stream
+        .try_borrow()
+        .is_ok_and(|stream| stream.reads_response_headers());
+    let map = if reads {
+        host::header_map(Map::Response).ok()
+    } else {
+        None
     };
-    let effects = stream.event(|stream, _, _| stream.on_response_headers(wanted, &mut headers));
+    let headers = map.as_deref().and_then(header_map::parse);
+    let effects = stream.event(|stream, _, _| stream.on_response_headers(wanted, headers.as_deref()));
     stream.carry_out(context, effects.unwrap_or_default());
 }
 
@@ -252,7 +257,10 @@ pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_s
     } else {
         None
     };
-    let status = map.and_then(|map| header_map::parse(&map)).and_then(|map| status(&map));
+    let status = map
+        .as_deref()
+        .and_then(header_map::parse)
+        .and_then(|headers| status(&headers));
     let body = if body_size == 0 {
         Some(Vec::new())
     } else if body_size > LARGEST_ANSWER {
@@ -310,8 +318,8 @@ pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_s
 }
 
 /// `:status` as HTTP writes it: three digits, nothing else.
-fn status(headers: &[portcullis_decision::stream::Header]) -> Option<u16> {
-    let (_, value) = headers.iter().find(|(name, _)| name == b":status")?;
+fn status(headers: &[portcullis_decision::stream::Header<'_>]) -> Option<u16> {
+    let (_, value) = headers.iter().find(|(name, _)| *name == b":status")?;
     let digits = core::str::from_utf8(value)
         .ok()
         .filter(|text| text.len() == 3 && text.bytes().all(|b| b.is_ascii_digit()))?;

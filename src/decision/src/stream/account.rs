@@ -101,16 +101,12 @@ impl Account {
     }
 
     /// The headers of the response.
-    pub(super) fn on_response_headers(&mut self, headers: &[Header]) {
+    pub(super) fn on_response_headers(&mut self, headers: &[Header<'_>]) {
         let single = |name: &str| {
             let mut lines = headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name.as_bytes()));
             let (_, value) = lines.next()?;
             // Two lines are one list; what is encoded twice can't be read either.
-            if lines.next().is_some() {
-                None
-            } else {
-                Some(value.as_slice())
-            }
+            if lines.next().is_some() { None } else { Some(*value) }
         };
         let text = |name| single(name).and_then(|value| core::str::from_utf8(value).ok());
         let is_encoded = headers

@@ -34,7 +34,7 @@ pub(super) struct Question {
 }
 
 impl Stream {
-    /// An envelope is here. `body_of` is the request's path if a body follows.
+    /// An envelope is here. `body_of` is the request's path if its body is read.
     pub(super) fn decide(
         &mut self,
         gatehouse: &mut Gatehouse,
@@ -54,8 +54,7 @@ impl Stream {
             gatehouse.unknown_header(&name, now_ms, effects);
         }
         let config = gatehouse.config();
-        let source = config.model;
-        if source != ModelSource::Header {
+        if config.model != ModelSource::Header {
             // The envelope's own is not trusted to be the request's. Without a source the model binds no tier.
             subject.model = None;
         }
@@ -79,7 +78,7 @@ impl Stream {
             limits,
             hold: Hold::without_body(config.default_output_reservation),
         };
-        match body_of.filter(|_| source == ModelSource::Body) {
+        match body_of {
             Some(path) => self.read_body(gatehouse, question, path, now_ms, effects),
             None => self.ask(gatehouse, host, question, now_ms, effects),
         }

@@ -39,10 +39,10 @@ pub(super) struct Reading {
 }
 
 /// Whether a body follows that is waited for. Some hosts always say that the headers end the request, others never.
-pub(super) fn body_follows(headers: &[Header], ends_here: bool) -> bool {
+pub(super) fn body_follows(headers: &[Header<'_>], ends_here: bool) -> bool {
     let values = |name: &'static [u8]| {
         let lines = headers.iter().filter(move |(n, _)| n.eq_ignore_ascii_case(name));
-        lines.map(|(_, value)| value.as_slice())
+        lines.map(|(_, value)| *value)
     };
     let has_word = |name, word: &str| {
         values(name).any(|value| {

@@ -19,7 +19,7 @@ mod settling;
 
 const TIMEOUT_MS: u64 = 250;
 
-fn whole(headers: Option<&[Header]>) -> RequestHead<'_> {
+fn whole<'a>(headers: Option<&'a [Header<'a>]>) -> RequestHead<'a> {
     RequestHead {
         headers,
         ends_here: true,
@@ -72,11 +72,11 @@ impl Run {
     fn head(&mut self, now_ms: u64, headers: &[(&str, &str)], ends_here: bool) -> &mut Self {
         let base = [(":method", "POST"), (":path", "/v1/chat"), ("x-request-id", "rid")];
         let is_own = |name: &str| headers.iter().any(|(own, _)| *own == name);
-        let all: Vec<Header> = base
+        let all: Vec<Header<'_>> = base
             .iter()
             .filter(|(name, _)| !is_own(name))
             .chain(headers)
-            .map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec()))
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes()))
             .collect();
         let head = RequestHead {
             headers: Some(&all),
@@ -268,10 +268,7 @@ fn a_dispatch_that_the_host_refuses_is_an_answer() {
         ("x-admission-owner-id", "o"),
         ("x-admission-owner-rate-limit-requests", "30"),
     ];
-    let all: Vec<Header> = headers
-        .iter()
-        .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()))
-        .collect();
+    let all: Vec<Header<'_>> = headers.iter().map(|(n, v)| (n.as_bytes(), v.as_bytes())).collect();
     run.stream
         .on_request_headers(&mut run.gatehouse, whole(Some(&all[..])), &mut run.host, 0);
     run.effects = run.stream.on_dispatch_refused(&mut run.gatehouse, 0);
@@ -499,10 +496,10 @@ fn limit_fields_are_added_to_an_admitted_reply_only_when_asked_for() {
     run.limited(0)
         .answer(1, Some(200), &serde_json::to_string(&answer).unwrap());
     assert_eq!(
-        run.stream.on_response_headers(LimitHeaders::Denied, &mut || None),
+        run.stream.on_response_headers(LimitHeaders::Denied, None),
         [Effect::RemoveResponseHeader(CLASS_HEADER)]
     );
-    let effects = run.stream.on_response_headers(LimitHeaders::Always, &mut || None);
+    let effects = run.stream.on_response_headers(LimitHeaders::Always, None);
     assert!(effects.contains(&Effect::AddResponseHeader(
         "x-ratelimit-remaining-requests",
         "29".into()
@@ -513,7 +510,7 @@ fn limit_fields_are_added_to_an_admitted_reply_only_when_asked_for() {
 fn our_own_reply_keeps_its_class_header() {
     let mut run = Run::closed();
     run.headers(0, &[]);
-    assert_eq!(run.stream.on_response_headers(LimitHeaders::Always, &mut || None), []);
+    assert_eq!(run.stream.on_response_headers(LimitHeaders::Always, None), []);
 }
 
 #[test]
@@ -524,11 +521,11 @@ fn headers_that_the_host_cannot_give_and_a_host_without_randomness_are_undecided
         .on_request_headers(&mut run.gatehouse, whole(None), &mut run.host, 0);
     assert_eq!(run.reply(), degraded());
     let mut run = Run::closed();
-    let headers: Vec<Header> = [
+    let headers: Vec<Header<'_>> = [
         ("x-admission-owner-id", "o"),
         ("x-admission-owner-rate-limit-requests", "1"),
     ]
-    .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()))
+    .map(|(n, v)| (n.as_bytes(), v.as_bytes()))
     .to_vec();
     run.host.has_no_random = true;
     run.effects = run

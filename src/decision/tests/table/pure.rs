@@ -56,15 +56,8 @@ impl Pure {
 
 impl Gateway for Pure {
     fn request(&mut self, fields: &[(String, String)], service: &mut Service) -> Outcome {
-        let mut headers: Vec<Header> = vec![
-            (b":method".to_vec(), b"POST".to_vec()),
-            (b":path".to_vec(), b"/".to_vec()),
-        ];
-        headers.extend(
-            fields
-                .iter()
-                .map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes())),
-        );
+        let mut headers: Vec<Header<'_>> = vec![(b":method", b"POST"), (b":path", b"/")];
+        headers.extend(fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
         let mut stream = Stream::default();
         self.operations += 1;
         let op = self.operations.to_be_bytes();
@@ -115,7 +108,7 @@ impl Gateway for Pure {
     }
 
     fn lines(&mut self) -> Vec<Value> {
-        let held_back = self.gatehouse.last_lines();
+        let held_back = self.gatehouse.last_words();
         self.note(held_back);
         self.lines.clone()
     }

@@ -1,7 +1,6 @@
 //! What is handed out without a callout, and what goes back.
 
 use std::string::String;
-use std::vec::Vec;
 
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
@@ -217,12 +216,8 @@ fn a_leased_request_gives_back_the_tokens_that_it_has_not_used() {
     run.next_stream();
     run.headers(10, &tokens);
     assert!(!run.dispatched() && !run.stream.is_held());
-    let headers: Vec<Header> = std::vec![
-        (b":status".to_vec(), b"200".to_vec()),
-        (b"content-type".to_vec(), b"application/json".to_vec()),
-    ];
-    run.stream
-        .on_response_headers(LimitHeaders::Denied, &mut || Some(headers.clone()));
+    let headers: [Header<'_>; 2] = [(b":status", b"200"), (b"content-type", b"application/json")];
+    run.stream.on_response_headers(LimitHeaders::Denied, Some(&headers));
     run.stream
         .on_response_body(Some(br#"{"usage":{"prompt_tokens":20,"completion_tokens":4}}"#));
     let told: serde_json::Value = serde_json::from_str(&run.end(20).told(20)).unwrap();

@@ -32,12 +32,8 @@ fn admitted(gates: &str, held: &str) -> Run {
 
 impl Run {
     fn response(&mut self, headers: &[(&str, &str)]) -> &mut Self {
-        let headers: Vec<Header> = headers
-            .iter()
-            .map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()))
-            .collect();
-        self.stream
-            .on_response_headers(LimitHeaders::Denied, &mut || Some(headers.clone()));
+        let headers: Vec<Header<'_>> = headers.iter().map(|(n, v)| (n.as_bytes(), v.as_bytes())).collect();
+        self.stream.on_response_headers(LimitHeaders::Denied, Some(&headers));
         self
     }
 

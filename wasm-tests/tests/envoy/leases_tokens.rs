@@ -1,0 +1,99 @@
+//! Tokens under leases: a block holds what its requests may use, and in the end each is charged what the provider reported.
+
+use std::time::{Duration, Instant};
+
+use portcullis_wasm_tests::{Answer, DEADLINE, Envelope, GatewayPlan, until};
+use serde_json::json;
+
+use crate::expect::{TOKENS_LIMITED, refused};
+use crate::leases::leased;
+use crate::llm_world::{DEFAULT_OUTPUT, Llm, PLENTY, chat};
+use crate::world::concurrent_burst;
+
+fn leasing(max_age: Duration) -> impl FnOnce(GatewayPlan) -> GatewayPlan {
+    move |plan| plan.plugin(leased(max_age))
+}
+
+/// No slots: those are held for the length of a stream, and never leased.
+fn tokens(owner: &str, limit: u64) -> Envelope {
+    Envelope::owner(owner).tokens("owner", limit)
+}
+
+/// The sum of what the provider reported.
+fn reported(world: &Llm) -> u64 {
+    world.provider.used().iter().map(|used| used.total()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leased_calls_are_charged_what_they_used_in_the_end() {
+    let max_age = Duration::from_secs(2);
+    let mut world = Llm::with(json!({}), leasing(max_age)).await;
+    let call = chat().call(&tokens("o", PLENTY));
+    let answers = concurrent_burst(world.gateway.address(), &call, 4, 50).await;
+    assert!(answers.iter().all(|answer| answer.status == 200), "all are served");
+    assert_eq!(world.provider.hits(), 200);
+    let hits = world.gateway.counter("portcullis_lease_hits").await;
+    assert!(hits > 50, "{hits} of 200 leased");
+    let start = Instant::now();
+    let used = reported(&world);
+    let mut seen = None;
+    until("the window to hold what was used", DEADLINE, async || {
+        let charged = world.charged("o").await;
+        if charged != seen {
+            eprintln!("{charged:?} of {used} after {:?}", start.elapsed());
+            seen = charged;
+        }
+        (charged == Some(used)).then_some(())
+    })
+    .await;
+    assert!(start.elapsed() < max_age + Duration::from_secs(2), "took {:?}", start.elapsed());
+    eprintln!("{hits} of 200 were leased");
+    world.gateway.assert_sound();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holds_of_leased_calls_never_go_over_the_limit() {
+    let max_age = Duration::from_secs(1);
+    let mut world = Llm::with(json!({}), leasing(max_age)).await;
+    let asked = chat();
+    let hold = asked.hold(DEFAULT_OUTPUT);
+    let limit = hold * 150;
+    let call = asked.call(&tokens("o", limit));
+    // Nothing ends while the provider waits, so that each call keeps its hold.
+    world.provider.behave(portcullis_wasm_tests::Behaviour {
+        hold: true,
+        ..Default::default()
+    });
+    let address = world.gateway.address();
+    let calls = tokio::spawn(async move { concurrent_burst(address, &call, 250, 1).await });
+    let mut most = 0;
+    until("150 calls to be held", DEADLINE * 2, async || {
+        let charged = world.charged("o").await.unwrap_or(0);
+        most = most.max(charged);
+        assert!(charged <= limit, "{charged} of {limit} tokens");
+        assert!(world.provider.hits() <= 150, "{} calls", world.provider.hits());
+        let admitted = world.gateway.counter("portcullis_admitted").await;
+        let denied = world.gateway.counter("portcullis_rejected_quota_exhausted").await;
+        (admitted + denied == 250).then_some(())
+    })
+    .await;
+    let held = world.provider.hits();
+    world.provider.release();
+    let answers: Vec<Answer> = calls.await.unwrap();
+    let passed = answers.iter().filter(|answer| answer.status == 200).count();
+    for denied in answers.iter().filter(|answer| answer.status != 200) {
+        refused(denied, TOKENS_LIMITED);
+    }
+    eprintln!(
+        "{passed} of 150 passed, {} by a lease, {most} of {limit} tokens at most",
+        world.gateway.counter("portcullis_lease_hits").await
+    );
+    assert_eq!((passed, world.provider.hits()), (held, held));
+    assert!(passed <= 150 && passed > 100);
+    let used = reported(&world);
+    until("the window to hold what was used", DEADLINE, async || {
+        (world.charged("o").await == Some(used)).then_some(())
+    })
+    .await;
+    world.gateway.assert_sound();
+}
