@@ -257,7 +257,9 @@ impl Stream {
     ) -> Vec<Effect> {
         match &mut self.state {
             State::Refused => return Vec::new(),
-            State::Passed { account: Some(account) } => account.on_response_headers(headers.unwrap_or_default()),
+            State::Passed { account: Some(account) } if account.counts_usage() => {
+                account.on_response_headers(headers.unwrap_or_default());
+            }
             _ => {}
         }
         let mut effects = alloc::vec![Effect::RemoveResponseHeader(CLASS_HEADER)];
