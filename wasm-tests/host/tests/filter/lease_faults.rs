@@ -223,20 +223,6 @@ fn workers_of_one_host_are_one_gateway() {
 }
 
 #[test]
-fn a_time_of_another_clock_does_not_end_leasing() {
-    // One worker falls back to the wall clock, whose figures are far ahead of the others'.
-    let mut first = leased();
-    let mut second = crate::lease_scene::worker_beside(&first, 2);
-    second.faults().always("clock_time_get", 28);
-    let (_, callout) = asks(&mut second);
-    second.fail(callout.token, portcullis_test_host::Failure::TimedOut);
-    let (_, callout) = asks(&mut first);
-    assert!(!callout.json()["lease"].is_null(), "nobody will ever fetch again");
-    assert_clean(&first);
-    assert_clean(&second);
-}
-
-#[test]
 fn without_random_bytes_nothing_is_handed_out() {
     let mut host = leased();
     with_block(&mut host, 20);
