@@ -36,6 +36,18 @@ impl Scope {
     /// The scopes that an envelope can stamp, in the order that breaks ties.
     pub const CONTRACT: [Self; 3] = [Self::Owner, Self::Org, Self::Auth];
 
+    /// All scopes.
+    pub const ALL: [Self; 8] = [
+        Self::Owner,
+        Self::Org,
+        Self::Auth,
+        Self::Platform,
+        Self::Graph,
+        Self::Organization,
+        Self::OrganizationModel,
+        Self::Lane,
+    ];
+
     /// The name in replies, keys and logs.
     pub const fn name(self) -> &'static str {
         match self {

@@ -8,11 +8,12 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
+use crate::class::{Code, Dependency};
 use crate::config::{Mode, Profile};
 use crate::limits::StampedLimits;
 use crate::operation::OperationId;
-use crate::rules::GateRule;
-use crate::verdict::Verdict;
+use crate::rules::{Gate, GateRule};
+use crate::verdict::{Admission, Bypass, Denial, Grant, LimitState, Unavailability, Verdict};
 
 /// Path of a decision.
 pub const DECIDE_PATH: &str = "/v1/decide";
@@ -96,13 +97,71 @@ pub struct LeaseAsk {
 }
 
 /// An answer: the request's operation id and a verdict.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DecideAnswer {
     /// Echo of the request's id.
     pub op: OperationId,
     /// The verdict.
     #[serde(flatten)]
     pub verdict: Verdict,
+}
+
+/// An answer as it stands in JSON, all kinds in one: it is read in one pass, where a flattened verdict would be kept as a
+/// tree first.
+#[derive(Deserialize)]
+struct FlatAnswer {
+    op: OperationId,
+    verdict: Word,
+    #[serde(default)]
+    bypassed: Vec<Bypass>,
+    #[serde(default)]
+    unenforced: bool,
+    tightest: Option<LimitState>,
+    slot_ttl_ms: Option<u64>,
+    held_tokens: Option<u64>,
+    lease: Option<Grant>,
+    code: Option<Code>,
+    gate: Option<Gate>,
+    limit: Option<LimitState>,
+    retry_after_s: Option<u64>,
+    dependency: Option<Dependency>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Word {
+    Admit,
+    Deny,
+    Unavailable,
+}
+
+impl<'de> Deserialize<'de> for DecideAnswer {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let flat = FlatAnswer::deserialize(deserializer)?;
+        let verdict = match flat.verdict {
+            Word::Admit => Verdict::Admit(Admission {
+                bypassed: flat.bypassed,
+                unenforced: flat.unenforced,
+                tightest: flat.tightest,
+                slot_ttl_ms: flat.slot_ttl_ms,
+                held_tokens: flat.held_tokens,
+                lease: flat.lease,
+            }),
+            Word::Deny => Verdict::Deny(Denial {
+                code: flat.code.ok_or_else(|| serde::de::Error::missing_field("code"))?,
+                gate: flat.gate,
+                limit: flat.limit,
+                retry_after_s: flat.retry_after_s,
+            }),
+            Word::Unavailable => Verdict::Unavailable(Unavailability {
+                dependency: flat
+                    .dependency
+                    .ok_or_else(|| serde::de::Error::missing_field("dependency"))?,
+                gate: flat.gate,
+            }),
+        };
+        Ok(Self { op: flat.op, verdict })
+    }
 }
 
 /// What streams have left behind.
@@ -208,4 +267,69 @@ pub struct SettleAnswer {
     /// Renewals whose slot had lapsed: the stream goes on, and is counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<OperationId>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    #[test]
+    fn an_answer_is_read_as_it_was_written_and_half_an_answer_is_none() {
+        let op = OperationId::from_random([3; 16]);
+        let limit = LimitState {
+            scope: crate::limits::Scope::Org,
+            resource: crate::limits::Resource::Tokens,
+            limit: 5,
+            remaining: 0,
+            reset_ms: 7,
+            window_s: 60,
+        };
+        let grant = Grant {
+            requests: 8,
+            tokens: Some(3),
+            largest_hold: None,
+            ends_in_ms: 4,
+        };
+        let verdicts = [
+            Verdict::Admit(Admission::default()),
+            Verdict::Admit(Admission {
+                bypassed: alloc::vec![Bypass {
+                    class: crate::class::FailureClass::LimiterUnavailable,
+                    gate: Gate::Contract,
+                }],
+                unenforced: true,
+                tightest: Some(limit),
+                slot_ttl_ms: Some(1),
+                held_tokens: Some(2),
+                lease: Some(grant),
+            }),
+            Verdict::Deny(Denial {
+                code: Code::TokensLimited,
+                gate: Some(Gate::Contract),
+                limit: Some(limit),
+                retry_after_s: Some(9),
+            }),
+            Verdict::Unavailable(Unavailability {
+                dependency: Dependency::Policy,
+                gate: None,
+            }),
+        ];
+        for verdict in verdicts {
+            let answer = DecideAnswer { op, verdict };
+            let text = serde_json::to_string(&answer).unwrap();
+            assert_eq!(serde_json::from_str::<DecideAnswer>(&text).unwrap(), answer, "{text}");
+        }
+        for half in [
+            r#""verdict": "deny""#,
+            r#""verdict": "unavailable""#,
+            r#""verdict": "Admit""#,
+            r#""verdict": "admit", "bypassed": null"#,
+            r#""code": "RATE_LIMITED""#,
+        ] {
+            let text = alloc::format!(r#"{{"op": "{op}", {half}}}"#);
+            assert!(serde_json::from_str::<DecideAnswer>(&text).is_err(), "{half}");
+        }
+    }
 }

@@ -5,6 +5,7 @@
 
 use alloc::vec::Vec;
 
+use crate::limits::{Resource, Scope};
 use crate::operation::OperationId;
 use crate::verdict::{Denial, LimitState};
 
@@ -85,7 +86,12 @@ impl Slot {
             Some(seen) => {
                 bytes.push(1);
                 put(&mut bytes, seen.at_ms);
-                put_bytes(&mut bytes, &serde_json::to_vec(&seen.tightest).unwrap_or_default());
+                let limit = &seen.tightest;
+                bytes.push(index_of(&Scope::ALL, &limit.scope));
+                bytes.push(index_of(&Resource::ALL, &limit.resource));
+                for figure in [limit.limit, limit.remaining, limit.reset_ms, limit.window_s] {
+                    put(&mut bytes, figure);
+                }
             }
         }
         bytes
@@ -129,7 +135,14 @@ impl Slot {
             0 => None,
             _ => Some(Seen {
                 at_ms: reader.number()?,
-                tightest: serde_json::from_slice(reader.bytes()?).ok()?,
+                tightest: LimitState {
+                    scope: *Scope::ALL.get(usize::from(reader.byte()?))?,
+                    resource: *Resource::ALL.get(usize::from(reader.byte()?))?,
+                    limit: reader.number()?,
+                    remaining: reader.number()?,
+                    reset_ms: reader.number()?,
+                    window_s: reader.number()?,
+                },
             }),
         };
         let slot = Self {
@@ -144,6 +157,11 @@ impl Slot {
 
 fn put(bytes: &mut Vec<u8>, number: u64) {
     bytes.extend_from_slice(&number.to_le_bytes());
+}
+
+fn index_of<T: PartialEq>(all: &[T], one: &T) -> u8 {
+    let at = all.iter().position(|other| other == one);
+    at.and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX)
 }
 
 fn put_bytes(bytes: &mut Vec<u8>, part: &[u8]) {
