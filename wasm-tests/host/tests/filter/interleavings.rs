@@ -19,7 +19,7 @@ use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
 use crate::interleavings::audit::Run;
 use crate::interleavings::step::{Raw, Step, raw, step};
 
-fn bounded(cases: u32) -> Config {
+pub(crate) fn bounded(cases: u32) -> Config {
     let is_quick = std::env::var_os("PORTCULLIS_QUICK").is_some();
     Config {
         // `PROPTEST_CASES` asks for a longer search.
