@@ -62,22 +62,32 @@ impl Leasing {
         plan(&self.rules, &self.service, &self.upstream, &self.plugin)
     }
 
+    /// Admissions by a lease. The filter counts them at its next tick, so this waits until everything admitted is counted.
     pub(crate) async fn hits(&self) -> i64 {
+        let admitted = i64::try_from(self.upstream.hits()).unwrap();
+        self.gateway.await_metric("portcullis_admitted", admitted).await;
         self.gateway.counter("portcullis_lease_hits").await
     }
 
-    /// Requests, one after the other, until this many of them in a row were leased.
-    pub(crate) async fn warm(&self, call: &Call) {
-        let mut connection = Connection::open(self.gateway.address()).await;
-        until("admissions by a lease", DEADLINE, async || {
-            let before = self.hits().await;
-            for _ in 0..10 {
-                served(&connection.call(call).await);
-            }
-            (self.hits().await - before == 10).then_some(())
-        })
-        .await;
+    /// Requests at an easy pace, until they are served from blocks. How many there were.
+    pub(crate) async fn warm(&self, call: &Call) -> usize {
+        warm(&self.gateway, call).await
     }
+}
+
+/// The same for any gateway. Blocks come only where there is demand, which the service has to see first.
+pub(crate) async fn warm(gateway: &Gateway, call: &Call) -> usize {
+    let mut connection = Connection::open(gateway.address()).await;
+    let mut count = 0;
+    let before = gateway.counter("portcullis_lease_hits").await;
+    until("admissions by a lease", DEADLINE, async || {
+        let answer = connection.call(call).await;
+        assert_eq!(answer.status, 200, "{answer:?} {}", answer.text());
+        count += 1;
+        (gateway.counter("portcullis_lease_hits").await >= before + 3).then_some(())
+    })
+    .await;
+    count
 }
 
 fn plan(rules: &Value, service: &Service, upstream: &Upstream, plugin: &Value) -> GatewayPlan {
@@ -102,29 +112,33 @@ pub(crate) fn passed(answers: &[Answer]) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_bundle_gets_exactly_its_limit_and_most_of_it_without_a_callout() {
+    const LIMIT: usize = 1_000;
     let mut world = Leasing::start(Duration::from_secs(5)).await;
-    let call = Call::get("/v1/models").envelope(&Envelope::owner("o").org("g").auth("a").requests("owner", 500));
-    let answers = concurrent_burst(world.gateway.address(), &call, 10, 70).await;
-    assert_eq!(passed(&answers), 500, "{:?}", summary(&answers));
-    assert_eq!(world.upstream.hits(), 500);
-    let (hits, callouts) = (
-        world.hits().await,
-        world.gateway.counter("portcullis_callouts").await,
+    let envelope = Envelope::owner("o").org("g").auth("a");
+    let call = Call::get("/v1/models").envelope(&envelope.requests("owner", LIMIT));
+    let warm = world.warm(&call).await;
+    let answers = concurrent_burst(world.gateway.address(), &call, 10, 140).await;
+    assert_eq!(warm + passed(&answers), LIMIT, "{warm} and {:?}", summary(&answers));
+    assert_eq!(world.upstream.hits(), LIMIT);
+    let (hits, callouts) = (world.hits().await, world.gateway.counter("portcullis_callouts").await);
+    let requests = warm + 1_400;
+    eprintln!(
+        "{hits} of {LIMIT} were leased, with {callouts} callouts for {requests} requests, {warm} of them to warm"
     );
-    eprintln!("{hits} of 500 were leased, with {callouts} callouts for 700 requests");
-    assert!(hits > 250, "{hits} leased");
-    assert!(callouts < 350, "{callouts} callouts");
-    world.gateway.await_metric("portcullis_admitted", 500).await;
+    assert!(hits > 500, "{hits} leased");
+    assert!(callouts < 500, "{callouts} callouts");
+    let denied = i64::try_from(requests - LIMIT).unwrap();
+    world.gateway.await_metric("portcullis_admitted", 1_000).await;
     world
         .gateway
-        .await_metric("portcullis_rejected_quota_exhausted", 200)
+        .await_metric("portcullis_rejected_quota_exhausted", denied)
         .await;
     world.gateway.assert_sound();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_scope_that_bundles_share_gets_its_limit_and_gets_all_of_it_soon() {
-    const LIMIT: usize = 400;
+    const LIMIT: usize = 2_000;
     let max_age = Duration::from_secs(1);
     let mut world = Leasing::start(max_age).await;
     // Different owners and credentials of one organization.
@@ -136,15 +150,17 @@ async fn a_scope_that_bundles_share_gets_its_limit_and_gets_all_of_it_soon() {
         })
         .collect();
     let address = world.gateway.address();
+    let warm = world.warm(&calls[0]).await;
     let mut bursts = JoinSet::new();
     for call in calls.clone() {
-        bursts.spawn(async move { concurrent_burst(address, &call, 2, 60).await });
+        bursts.spawn(async move { concurrent_burst(address, &call, 2, 250).await });
     }
     let answers: Vec<Answer> = bursts.join_all().await.into_iter().flatten().collect();
-    let at_once = passed(&answers);
+    let at_once = warm + passed(&answers);
     assert_eq!(world.upstream.hits(), at_once);
     assert!(at_once <= LIMIT, "{at_once} admitted");
-    assert!(world.hits().await > 0, "nothing was leased");
+    let hits = world.hits().await;
+    assert!(hits > 100, "{hits} leased");
     // What the bundles have left over comes back when it ends, and a denial is remembered no longer.
     let start = Instant::now();
     until("all of the limit", DEADLINE, async || {
@@ -155,7 +171,7 @@ async fn a_scope_that_bundles_share_gets_its_limit_and_gets_all_of_it_soon() {
     })
     .await;
     let took = start.elapsed();
-    eprintln!("{at_once} of {LIMIT} at once, and the rest {took:?} later");
+    eprintln!("{at_once} of {LIMIT} at once, {hits} of them leased, and the rest {took:?} later");
     assert!(took < max_age * 2 + Duration::from_secs(1), "took {took:?}");
     for call in &calls {
         let answers = concurrent_burst(address, call, 2, 5).await;
@@ -174,7 +190,13 @@ async fn a_changed_limit_holds_from_the_first_request_on() {
     // There is plenty left of the blocks, but not under this limit.
     for lower in [so_far as u64, 1, 0] {
         let answer = world.gateway.call(&with(lower)).await;
-        refused(&answer, crate::expect::Refusal { retry_after: answer.retry_after().map(|_| (1, 60)), ..RATE_LIMITED });
+        refused(
+            &answer,
+            crate::expect::Refusal {
+                retry_after: answer.retry_after().map(|_| (1, 60)),
+                ..RATE_LIMITED
+            },
+        );
     }
     assert_eq!(world.upstream.hits(), so_far);
     // A higher one counts what the other has taken.
@@ -247,14 +269,18 @@ async fn the_limit_that_a_leased_answer_shows_counts_down() {
     let mut world = Leasing::with(strict(), json!({}), plugin).await;
     let call = Call::get("/v1/models").envelope(&Envelope::owner("o").requests("owner", LIMIT));
     let mut connection = Connection::open(world.gateway.address()).await;
+    let warm = u64::try_from(world.warm(&call).await).unwrap();
     let mut before = LIMIT;
     let mut off = Vec::new();
-    for used in 1..=600 {
+    for used in warm + 1..=warm + 600 {
         let answer = connection.call(&call).await;
         served(&answer);
         let shown = |name: &str| -> u64 {
             let value = answer.header(&format!("x-ratelimit-{name}-requests"));
-            value.unwrap_or_else(|| panic!("no {name}: {answer:?}")).parse().unwrap()
+            value
+                .unwrap_or_else(|| panic!("no {name}: {answer:?}"))
+                .parse()
+                .unwrap()
         };
         assert_eq!(shown("limit"), LIMIT);
         assert!((1..=60).contains(&shown("reset")), "{answer:?}");
@@ -265,7 +291,7 @@ async fn the_limit_that_a_leased_answer_shows_counts_down() {
         before = remaining;
     }
     let hits = world.hits().await;
-    eprintln!("{hits} of 600 were leased; off: {off:?}");
+    eprintln!("{hits} of {} were leased; off: {off:?}", warm + 600);
     assert!(hits > 300, "{hits} leased");
     assert!(off.is_empty(), "what was shown after so many: {off:?}");
     world.gateway.assert_sound();
@@ -277,8 +303,10 @@ async fn a_steady_tenant_is_nearly_always_served_from_leases() {
     const EVERY: Duration = Duration::from_millis(4);
     let mut world = Leasing::start(Duration::from_secs(1)).await;
     let call = Call::get("/v1/models").envelope(&Envelope::owner("o").org("g").requests("owner", 100_000_000_u64));
-    let rate: u32 = std::env::var("PORTCULLIS_RATE").map_or(500, |rate| rate.parse().expect("requests per second"));
-    let connections = (rate * u32::try_from(EVERY.as_millis()).unwrap()).div_ceil(1_000).max(1);
+    let rate: u32 = std::env::var("PORTCULLIS_RATE").map_or(2_000, |rate| rate.parse().expect("requests per second"));
+    let connections = (rate * u32::try_from(EVERY.as_millis()).unwrap())
+        .div_ceil(1_000)
+        .max(1);
     let run = async |length: Duration| {
         let mut clients = JoinSet::new();
         for at in 0..connections {
@@ -310,6 +338,6 @@ async fn a_steady_tenant_is_nearly_always_served_from_leases() {
         count as f64 / took.as_secs_f64(),
         hits as f64 * 100.0 / count as f64
     );
-    assert!(hits as f64 >= count as f64 * 0.9, "{hits} of {count} leased");
+    assert!(hits as f64 >= count as f64 * 0.98, "{hits} of {count} leased");
     world.gateway.assert_sound();
 }

@@ -59,7 +59,16 @@ fn kills(random: &mut StdRng) -> Vec<Kill> {
         .map(|_| {
             at += Duration::from_millis(random.random_range(100..700));
             let gateway = Victim::Gateway(random.random_range(0..WORKERS.len()));
-            let victims = [gateway, gateway, Service, Service, Store, Store, FrozenService, FrozenStore];
+            let victims = [
+                gateway,
+                gateway,
+                Service,
+                Service,
+                Store,
+                Store,
+                FrozenService,
+                FrozenStore,
+            ];
             Kill {
                 victim: *victims.choose(random).unwrap(),
                 after: at,
@@ -149,7 +158,13 @@ impl World {
     }
 
     /// One client: requests of both organizations, through one gateway, wherever that is now.
-    fn client(&self, round: &str, at: usize, until: Instant, answers: &Arc<AtomicUsize>) -> impl Future<Output = ()> + use<> {
+    fn client(
+        &self,
+        round: &str,
+        at: usize,
+        until: Instant,
+        answers: &Arc<AtomicUsize>,
+    ) -> impl Future<Output = ()> + use<> {
         let (addresses, answers) = (Arc::clone(&self.addresses), Arc::clone(answers));
         let calls = [call(round, at % 3), call(round, at % 3), call(STEADY, at % 2)];
         async move {
@@ -205,16 +220,14 @@ fn watch_windows(url: String, ends: Arc<Mutex<BTreeSet<u64>>>, over: Arc<AtomicB
     async move {
         let key = format!("portcullis:{{org:{STEADY}}}:requests:{}", WINDOW.as_secs());
         while !over.load(Ordering::Relaxed) {
-            let Ok(Ok(mut connection)) = tokio::time::timeout(
-                Duration::from_millis(500),
-                client.get_multiplexed_async_connection(),
-            )
-            .await
+            let Ok(Ok(mut connection)) =
+                tokio::time::timeout(Duration::from_millis(500), client.get_multiplexed_async_connection()).await
             else {
                 continue;
             };
             while !over.load(Ordering::Relaxed) {
-                let asked: redis::RedisResult<i64> = redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut connection).await;
+                let asked: redis::RedisResult<i64> =
+                    redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut connection).await;
                 match asked {
                     Ok(end) => {
                         if let Ok(end) = u64::try_from(end) {
@@ -234,7 +247,11 @@ async fn no_window_sees_more_than_its_limit_whatever_is_killed() {
     let seed = std::env::var("PORTCULLIS_SEED").map_or_else(|_| rand::rng().random(), |seed| seed.parse().unwrap());
     eprintln!("PORTCULLIS_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
-    let rounds = if std::env::var_os("PORTCULLIS_QUICK").is_some() { 3 } else { 20 };
+    let rounds = if std::env::var_os("PORTCULLIS_QUICK").is_some() {
+        3
+    } else {
+        20
+    };
     let mut world = World::start().await;
     let (ends, over) = (Arc::default(), Arc::new(AtomicBool::new(false)));
     let watch = tokio::spawn(watch_windows(world.redis.url(), Arc::clone(&ends), Arc::clone(&over)));
@@ -247,7 +264,10 @@ async fn no_window_sees_more_than_its_limit_whatever_is_killed() {
         eprintln!("{org}: {hits} of {LIMIT} admitted, {answers} answers in {took:?}, {kills:?}");
         // A machine that was too slow for one window may have seen another one begin.
         let windows = 1 + usize::try_from(took.as_millis() / WINDOW.as_millis()).unwrap();
-        assert!(hits <= LIMIT * windows, "{hits} admissions in {windows} windows of {LIMIT}: seed {seed}");
+        assert!(
+            hits <= LIMIT * windows,
+            "{hits} admissions in {windows} windows of {LIMIT}: seed {seed}"
+        );
         conclusive += usize::from(windows == 1);
         full += usize::from(hits == LIMIT);
         admitted += hits;
@@ -266,9 +286,18 @@ async fn no_window_sees_more_than_its_limit_whatever_is_killed() {
         let so_far = until(*end);
         by_window.push(so_far - before);
         before = so_far;
-        assert!(so_far <= LIMIT * (windows + 1), "{so_far} admissions in {} windows: seed {seed}", windows + 1);
+        assert!(
+            so_far <= LIMIT * (windows + 1),
+            "{so_far} admissions in {} windows: seed {seed}",
+            windows + 1
+        );
     }
-    assert!(arrivals.len() <= LIMIT * ends.len(), "{} in {} windows", arrivals.len(), ends.len());
+    assert!(
+        arrivals.len() <= LIMIT * ends.len(),
+        "{} in {} windows",
+        arrivals.len(),
+        ends.len()
+    );
     for gateway in &mut world.gateways {
         world.lease_hits += gateway.counter("portcullis_lease_hits").await;
         gateway.assert_sound();
@@ -278,7 +307,13 @@ async fn no_window_sees_more_than_its_limit_whatever_is_killed() {
          {by_window:?}; {} leased",
         world.lease_hits
     );
-    assert!(conclusive * 2 > rounds, "the machine was too slow: {conclusive} of {rounds} rounds say something");
-    assert!(admitted * 4 > LIMIT * rounds, "{admitted} admissions in all: too few to say something");
+    assert!(
+        conclusive * 2 > rounds,
+        "the machine was too slow: {conclusive} of {rounds} rounds say something"
+    );
+    assert!(
+        admitted * 4 > LIMIT * rounds,
+        "{admitted} admissions in all: too few to say something"
+    );
     assert!(world.lease_hits > 0, "nothing was leased");
 }
