@@ -46,9 +46,7 @@ impl Decider {
                 if !settled.is_empty() {
                     limiter.settle(&settled).await?;
                     let replaced = settled.iter().filter(|settled| settled.tokens.is_some()).count();
-                    self.metrics
-                        .settled
-                        .inc_by(u64::try_from(replaced).unwrap_or(u64::MAX));
+                    self.metrics.settled.inc_by(u64::try_from(replaced).unwrap_or(u64::MAX));
                 }
                 if request.renewals.is_empty() {
                     Vec::new()
