@@ -349,6 +349,7 @@ async fn a_rolling_restart_under_load_loses_no_request() {
     let port = service.address.port();
     let mut gateway = GatewayPlan::new(strict(), upstream.address)
         .decision(service.address)
+        .plugin(crate::backed::patient())
         .start()
         .await;
     let address = gateway.address();

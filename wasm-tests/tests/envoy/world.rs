@@ -8,6 +8,8 @@ use portcullis_wasm_tests::{
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use crate::backed::patient;
+
 /// The real service behind the gateway.
 pub(crate) struct World {
     pub(crate) gateway: Gateway,
@@ -25,7 +27,10 @@ pub(crate) struct Scripted {
 impl World {
     /// Shipped rules or an object, and the operator's tiers.
     pub(crate) async fn start(rules: impl Into<Value>, capacity: Value) -> Self {
-        Self::with(rules, development_service(capacity), |plan| plan).await
+        // Nothing here is about timeouts, and a busy machine must not bring any about.
+        let mut service = development_service(capacity);
+        service["limiter"]["op_timeout_ms"] = json!(1_500);
+        Self::with(rules, service, |plan| plan.plugin(patient()).patient_connects()).await
     }
 
     pub(crate) async fn with(
