@@ -46,6 +46,8 @@ pub struct Outbox {
     /// The rules list `metering`: what a cancel gives back there never lapses by itself.
     records_runs: bool,
     waiting: VecDeque<(Note, u64)>,
+    /// How many at the front of those that wait were sent before: the service may know them.
+    sent_before: usize,
     under_way: Vec<(Note, u64)>,
     unmetered: VecDeque<(Unmetered, u64)>,
     unmetered_under_way: Vec<(Unmetered, u64)>,
@@ -77,8 +79,10 @@ impl Outbox {
 
     /// Adds a note at `now_ms`.
     pub fn add(&mut self, note: Note, now_ms: u64) {
+        let has_fresh = self.waiting.len() > self.sent_before;
         if let (Note::Return(part), Some((Note::Return(last), _))) = (&note, self.waiting.back_mut())
             && part.lease == last.lease
+            && has_fresh
         {
             // Not sent yet, so they can go back as one.
             last.requests = last.requests.saturating_add(part.requests);
@@ -119,10 +123,12 @@ impl Outbox {
             .is_some_and(|(note, since)| self.is_stale(note, now_ms.saturating_sub(*since)))
         {
             self.waiting.pop_front();
+            self.sent_before = self.sent_before.saturating_sub(1);
             self.dropped = self.dropped.saturating_add(1);
         }
         let take = self.waiting.len().min(BATCH);
         self.under_way = self.waiting.drain(..take).collect();
+        self.sent_before = self.sent_before.saturating_sub(take);
         let take = self.unmetered.len().min(UNMETERED_BATCH);
         self.unmetered_under_way = self.unmetered.drain(..take).collect();
         if self.under_way.is_empty() && self.unmetered_under_way.is_empty() {
@@ -164,6 +170,7 @@ impl Outbox {
     /// The batch under way was not answered: it goes back to the front, and waits a little.
     pub fn failed(&mut self, now_ms: u64) {
         self.not_before_ms = now_ms.saturating_add(RETRY_MS);
+        self.sent_before = self.sent_before.saturating_add(self.under_way.len());
         for entry in self.under_way.drain(..).rev() {
             self.waiting.push_front(entry);
         }
@@ -235,6 +242,36 @@ mod tests {
         );
         outbox.delivered();
         assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn returns_of_one_block_go_together_until_they_are_sent() {
+        let part = |n, tokens| {
+            Note::Return(Return {
+                id: op(n),
+                lease: op(9),
+                requests: 1,
+                tokens,
+            })
+        };
+        let mut outbox = Outbox::default();
+        outbox.add(part(1, 5), 0);
+        outbox.add(part(2, -2), 0);
+        let batch = outbox.next_batch(Profile::Production, 0).unwrap();
+        assert_eq!(
+            (batch.returns.len(), batch.returns[0].requests, batch.returns[0].tokens),
+            (1, 2, 3)
+        );
+        outbox.failed(0);
+        outbox.add(part(3, 7), 1);
+        outbox.add(part(4, 7), 1);
+        let batch = outbox.next_batch(Profile::Production, 501).unwrap();
+        let told: Vec<_> = batch.returns.iter().map(|part| (part.id, part.tokens)).collect();
+        assert_eq!(
+            told,
+            [(op(1), 3), (op(3), 14)],
+            "the service may know the first one as it was"
+        );
     }
 
     #[test]
