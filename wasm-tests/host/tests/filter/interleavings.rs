@@ -1,12 +1,13 @@
 //! Random interleavings of everything that a host may do, held against the filter's invariants: at most one reply and one
 //! resume per request and never both, no pause without an end, no trap, nothing told that was never asked, everything
-//! asked and not decided is cancelled, and nothing goes up past closed rules without an admission. Bodies and responses come
+//! asked and not decided is cancelled, and nothing goes up past closed rules without an admission or a part of a block. Bodies and responses come
 //! in pieces: a body goes up as it came, and what was charged is settled, released or cancelled once.
 //!
 //! What is left out on purpose: runs longer than the outbox keeps an entry (120 s), in which dropping is right.
 
 mod accounts;
 mod audit;
+mod leased;
 mod step;
 
 use std::cell::RefCell;
@@ -50,8 +51,9 @@ proptest! {
         steps in vec(step(false), 1..60),
         drains in any::<bool>(),
         seed in any::<u64>(),
+        leases in any::<bool>(),
     ) {
-        run(&steps, drains, seed)?;
+        run(&steps, drains, seed, leases)?;
     }
 
     #[test]
@@ -59,8 +61,9 @@ proptest! {
         steps in vec(step(true), 1..60),
         drains in any::<bool>(),
         seed in any::<u64>(),
+        leases in any::<bool>(),
     ) {
-        run(&steps, drains, seed)?;
+        run(&steps, drains, seed, leases)?;
     }
 
     #[test]
@@ -82,8 +85,8 @@ proptest! {
     }
 }
 
-fn run(steps: &[Step], drains: bool, seed: u64) -> Result<(), TestCaseError> {
-    let mut run = Run::new(seed);
+fn run(steps: &[Step], drains: bool, seed: u64, leases: bool) -> Result<(), TestCaseError> {
+    let mut run = Run::new(seed, leases);
     for step in steps {
         run.take(step);
         let violations = run.host.violations();

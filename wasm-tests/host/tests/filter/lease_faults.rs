@@ -239,3 +239,21 @@ fn without_random_bytes_nothing_is_handed_out() {
     assert!(is_fetching(&host));
     assert_clean(&host);
 }
+
+#[test]
+fn a_block_that_cannot_be_taken_out_at_its_end_goes_back_later_and_once() {
+    for personality in BOTH {
+        let mut host = leased_on(personality);
+        let lease = with_block(&mut host, 20);
+        host.jump(MAX_AGE_MS);
+        host.shared_data().meddle(vec![Meddle::Touch; 8]);
+        hear(&mut host);
+        assert_eq!(returned(&host), [], "{}", personality.name);
+        host.tick(1_000);
+        // Nobody looks after it any more, so whoever comes does.
+        assert!(!hit(&mut host));
+        hear(&mut host);
+        assert_eq!(returned(&host), [(lease, 20, 0)], "{}", personality.name);
+        assert_clean(&host);
+    }
+}

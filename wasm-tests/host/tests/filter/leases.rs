@@ -7,6 +7,7 @@ use crate::lease_scene::{
     MAX_AGE_MS, asks, fetch, grant, hear, hit, hits, is_fetching, leased, leased_on, leasing, returned, with_block,
     worker_beside,
 };
+use crate::llm::{BODY, CALL, DIALECTS, HOLD, JSON, assert_forwarded, called, reading};
 use crate::scene::{ENVELOPE, admit, assert_clean, decide_of, deny, envelope_and, host, rules, settles, verdict};
 
 #[test]
@@ -408,5 +409,40 @@ fn while_the_service_is_known_not_to_answer_the_block_is_used_up_and_nothing_is_
     assert!(!is_fetching(&host));
     let stream = host.request(&ENVELOPE);
     assert_eq!(host.stream(stream).reply().status, 503);
+    assert_clean(&host);
+}
+
+#[test]
+fn a_request_whose_model_is_in_its_body_is_leased_by_model_and_goes_up_as_it_came() {
+    let mut reading = reading(&rules("leased", "reject"));
+    reading["leases"] = json!({"max_requests": 64, "max_age_ms": MAX_AGE_MS});
+    let mut host = host(&reading);
+    let (stream, callout) = called(&mut host);
+    let lease = json!({"requests": 20, "tokens": 20 * HOLD, "largest_hold": 10_000, "ends_in_ms": MAX_AGE_MS});
+    let admission = json!({"verdict": "admit", "held_tokens": HOLD, "lease": lease});
+    verdict(&mut host, &callout, admission);
+    assert_forwarded(&host, stream);
+    let stream = host.begin(&CALL);
+    let (head, tail) = BODY.as_bytes().split_at(30);
+    host.body(stream, head, false);
+    assert!(
+        !host.stream(stream).has_passed(),
+        "it goes up before its model is known"
+    );
+    host.body(stream, tail, true);
+    assert_forwarded(&host, stream);
+    assert_eq!(host.sent().len(), 1);
+    let other = host.begin(&CALL);
+    host.body(other, br#"{"model":"another","max_tokens":20}"#, true);
+    assert_eq!(decide_of(&host, other).json()["subject"]["model"], "another");
+    // It reports what it has used, and the rest of its hold goes back to its block.
+    host.respond_with(stream, &JSON, [DIALECTS[0].json.as_bytes()]);
+    host.finish(stream);
+    hear(&mut host);
+    let used = DIALECTS[0].input + DIALECTS[0].output;
+    assert_eq!(
+        returned(&host),
+        [(callout.op(), 0, HOLD.cast_signed() - used.cast_signed())]
+    );
     assert_clean(&host);
 }

@@ -1,14 +1,18 @@
 //! One run: it takes the steps that a host could take, remembers what the service was asked and said, and at its end
 //! holds the two against each other.
 
+mod end;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use portcullis_test_host::{Callout, ContextId, Personality, Phase, Stream, TestHost, headers, serialize};
 use proptest::sample::Index;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::interleavings::accounts::Accounts;
+use crate::interleavings::leased::Blocks;
 use crate::interleavings::step::{Answer, Request, Response, Step};
+use crate::lease_scene::leasing;
 use crate::llm::{BODY, CALL, DIALECTS, EVENTS, JSON, metered_rules, reading};
 use crate::scene::{ENVELOPE, PATIENCE_MS, configuration, rules};
 
@@ -51,6 +55,9 @@ pub(crate) struct Run {
     slots: BTreeMap<String, ContextId>,
     /// What was charged, and what has to be settled for it.
     accounts: Accounts,
+    /// The closed and the open root lease, and what they were granted.
+    leases: bool,
+    blocks: Blocks,
     /// What is left of each response that has begun.
     responses: BTreeMap<ContextId, &'static [u8]>,
     /// What the service has heard, by key, with how often.
@@ -64,11 +71,19 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64, leases: bool) -> Self {
         let mut host = TestHost::with_seed(Personality::ENVOY, seed);
         let texts = [
-            closed_configuration(),
-            open_configuration(),
+            if leases {
+                leasing(&rules("closed", "reject")).to_string()
+            } else {
+                closed_configuration()
+            },
+            if leases {
+                leasing(&rules("open", "admit")).to_string()
+            } else {
+                open_configuration()
+            },
             shadow_configuration(),
             metered_configuration(),
         ];
@@ -85,6 +100,8 @@ impl Run {
             decided: BTreeSet::new(),
             slots: BTreeMap::new(),
             accounts: Accounts::default(),
+            leases,
+            blocks: Blocks::default(),
             responses: BTreeMap::new(),
             heard: BTreeMap::new(),
             broken: BTreeSet::new(),
@@ -170,7 +187,7 @@ impl Run {
             }
             Step::Unknown(token, answer) => {
                 if self.host.sent().iter().all(|callout| callout.token != *token) {
-                    self.deliver(*token, &"0".repeat(32), *answer);
+                    self.deliver(*token, &"0".repeat(32), *answer, None);
                 }
             }
             Step::Tick(ms) => self.host.tick(*ms),
@@ -198,6 +215,7 @@ impl Run {
                     self.host.faults().once(call, *status);
                 }
             }
+            Step::Meddle(meddle) => self.host.shared_data().meddle([meddle.clone()]),
             Step::Heal => self.host.faults().heal_all(),
         }
     }
@@ -263,6 +281,23 @@ impl Run {
             return self.answer_settle(callout, answer, is_out);
         }
         let op = callout.op();
+        let mut lease = None;
+        if let Answer::Admit(_, held_tokens) = answer
+            && is_out
+        {
+            lease = self.blocks.grant(callout, held_tokens);
+        }
+        if callout.is_fetch() {
+            let is_sensible = match answer {
+                Answer::Admit(..) | Answer::Deny | Answer::Unavailable => true,
+                Answer::Bypassed => callout.root == self.roots[1].0,
+                _ => false,
+            };
+            if is_out && is_sensible {
+                self.blocks.answered(op.clone());
+            }
+            return self.deliver(callout.token, &op, answer, lease);
+        }
         let stream = self.host.stream(callout.context);
         let waits = is_out && !stream.is_ended && stream.phase == Phase::Paused;
         if waits {
@@ -286,7 +321,7 @@ impl Run {
                 _ => {}
             }
         }
-        self.deliver(callout.token, &op, answer);
+        self.deliver(callout.token, &op, answer, lease);
     }
 
     fn answer_settle(&mut self, callout: &Callout, answer: Answer, is_out: bool) {
@@ -314,7 +349,7 @@ impl Run {
         }
     }
 
-    fn deliver(&mut self, token: u32, op: &str, answer: Answer) {
+    fn deliver(&mut self, token: u32, op: &str, answer: Answer, lease: Option<Value>) {
         let (status, body) = match answer {
             Answer::Admit(slot_ttl_ms, held_tokens) => {
                 let mut admission = json!({"op": op, "verdict": "admit"});
@@ -323,6 +358,9 @@ impl Run {
                 }
                 if let Some(tokens) = held_tokens {
                     admission["held_tokens"] = json!(tokens);
+                }
+                if let Some(lease) = lease {
+                    admission["lease"] = lease;
                 }
                 (200, admission)
             }
@@ -380,115 +418,5 @@ impl Run {
             }
             self.host.tick(260);
         }
-    }
-
-    /// What does not fit.
-    pub(crate) fn audit(&self) -> Vec<String> {
-        let mut wrong = Vec::new();
-        let any_broken = |calls: &[&str]| calls.iter().any(|call| self.broken.contains(call));
-        // A host that does not know a context any more is taken at its word.
-        if !any_broken(&["proxy_set_effective_context"]) {
-            wrong.extend(
-                self.hung
-                    .iter()
-                    .map(|stream| format!("stream {stream} is held for ever")),
-            );
-        }
-        for stream in self.host.streams() {
-            wrong.extend(self.wrong_with(stream));
-        }
-        let asked: BTreeSet<_> = self
-            .host
-            .sent()
-            .iter()
-            .filter(|c| c.is_decide())
-            .map(Callout::op)
-            .collect();
-        for batch in self.host.sent().iter().filter(|callout| callout.is_settle()) {
-            let strangers = batch.told("cancels").into_iter().filter(|op| !asked.contains(op));
-            wrong.extend(strangers.map(|op| format!("{op} is cancelled and was never asked for")));
-            let given_back = batch.told("releases").into_iter().chain(batch.told("renewals"));
-            let strangers = given_back.filter(|op| !self.slots.contains_key(op));
-            wrong.extend(strangers.map(|op| format!("{op} is released or renewed and never had a slot")));
-            wrong.extend(self.accounts.wrong_in(&batch.settles(), &self.slots));
-        }
-        let heard = |key, op: &String| {
-            self.heard
-                .get(key)
-                .and_then(|ops| ops.get(op))
-                .copied()
-                .unwrap_or_default()
-        };
-        // A clock that fails makes entries look old, and old ones are dropped.
-        if !any_broken(&["clock_time_get", "proxy_get_current_time_nanoseconds"]) {
-            let forgotten = asked
-                .iter()
-                .filter(|op| !self.decided.contains(*op) && heard("cancels", op) == 0);
-            wrong.extend(forgotten.map(|op| format!("{op} was asked for, not decided, and not cancelled")));
-            // An answer that could not be read leaves the operation to the second try.
-            if !any_broken(&["proxy_get_header_map_pairs", "proxy_get_buffer_bytes"]) {
-                let given = |op: &String| heard("releases", op) + heard("settles", op) + heard("cancels", op);
-                let kept = self.slots.keys().filter(|op| given(op) == 0);
-                wrong.extend(kept.map(|op| format!("the slot of {op} is not given back")));
-                let owed = self.accounts.owed().filter(|op| given(op) == 0);
-                wrong.extend(owed.map(|op| format!("{op} is not settled")));
-            }
-        }
-        if self.broken.is_empty() {
-            let lost = self.decided.iter().filter(|op| heard("cancels", op) > 0);
-            wrong.extend(lost.map(|op| format!("{op} was decided in time and is cancelled")));
-            let told = |op: &String| heard("releases", op) + heard("settles", op) + heard("cancels", op);
-            let twice = asked.iter().filter(|op| !self.heard_late && told(op) > 1);
-            wrong.extend(twice.map(|op| format!("the end of {op} is told twice, and was heard")));
-        }
-        wrong
-    }
-
-    fn wrong_with(&self, stream: &Stream) -> Option<String> {
-        let id = stream.id;
-        let request = self.requests.get(&id);
-        let ends = stream.replies.len() + stream.resumes as usize;
-        if ends > 1 {
-            return Some(format!(
-                "stream {id} has {} replies and {} resumes",
-                stream.replies.len(),
-                stream.resumes
-            ));
-        }
-        let is_metered = stream.root == self.roots[3].0;
-        let needs_nobody = match request {
-            Some(Request::Options) => true,
-            // A run is recorded whatever its limits.
-            Some(Request::Unlimited) => !is_metered,
-            _ => false,
-        };
-        let was_admitted = || {
-            let mut of_stream = self
-                .host
-                .sent()
-                .iter()
-                .filter(|callout| callout.context == id && callout.is_decide());
-            of_stream.any(|callout| self.admitted.contains(&callout.op()))
-        };
-        let is_closed = is_metered || stream.root == self.closed;
-        // What the host had called gone has ended: nothing holds a body that it gives all the same.
-        let was_gone = self.broken.contains("proxy_set_effective_context");
-        if is_closed && stream.has_passed() && !needs_nobody && !was_gone && !was_admitted() {
-            return Some(format!(
-                "stream {id} ({request:?}) went up past closed rules without an admission"
-            ));
-        }
-        if stream.root == self.roots[2].0 && !stream.replies.is_empty() {
-            return Some(format!("stream {id} was replied to in shadow mode"));
-        }
-        let up = if stream.has_passed() {
-            stream.sent.as_slice()
-        } else {
-            b""
-        };
-        if stream.forwarded != up && !stream.is_ended {
-            return Some(format!("the body of stream {id} does not go up as it came"));
-        }
-        None
     }
 }

@@ -1,6 +1,6 @@
 //! What a host may do next, as data that proptest makes up and shrinks.
 
-use portcullis_test_host::{End, Failure};
+use portcullis_test_host::{End, Failure, Meddle};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
@@ -98,12 +98,14 @@ pub(crate) enum Step {
     Reconfigure(Index, bool),
     /// The next call of this name fails, or every one.
     Break(&'static str, u32, bool),
+    /// Somebody comes before the next write into shared data.
+    Meddle(Meddle),
     /// Every call works again.
     Heal,
 }
 
 /// Calls that may fail in a run.
-const CALLS: [&str; 16] = [
+const CALLS: [&str; 18] = [
     "clock_time_get",
     "random_get",
     "proxy_log",
@@ -120,6 +122,8 @@ const CALLS: [&str; 16] = [
     "proxy_define_metric",
     "proxy_increment_metric",
     "proxy_record_metric",
+    "proxy_get_shared_data",
+    "proxy_set_shared_data",
 ];
 
 fn request() -> impl Strategy<Value = Request> {
@@ -183,6 +187,7 @@ pub(crate) fn step(fails: bool) -> BoxedStrategy<Step> {
         24 => works,
         5 => (select(CALLS.to_vec()), statuses, any::<bool>())
             .prop_map(|(call, status, always)| Step::Break(call, status, always)),
+        1 => select(vec![Meddle::Touch, Meddle::Evict, Meddle::Write(vec![1; 9])]).prop_map(Step::Meddle),
         2 => Just(Step::Heal),
     ]
     .boxed()

@@ -226,7 +226,8 @@ impl Run {
                     admission["held_tokens"] = asked["tokens"].clone();
                 }
                 if !asked["lease"].is_null() {
-                    let tokens = has_tokens.then(|| most * asked["tokens"].as_u64().unwrap_or_default());
+                    // Not a multiple of the hold: the last one leaves some.
+                    let tokens = has_tokens.then(|| most * asked["tokens"].as_u64().unwrap_or_default() + 7);
                     let mut lease = json!({"requests": most, "ends_in_ms": ends_ms});
                     if let Some(tokens) = tokens {
                         lease["tokens"] = json!(tokens);
