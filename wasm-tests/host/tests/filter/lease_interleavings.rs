@@ -92,7 +92,8 @@ fn step(meddles: bool) -> BoxedStrategy<Step> {
         7 => (any::<Index>(), answer()).prop_map(|(call, answer)| Step::Answer(call, answer)),
         3 => any::<Index>().prop_map(Step::Finish),
         2 => select(vec![20_u64, 200, 400, 1_100]).prop_map(Step::Tick),
-        1 => select(vec![5_u64, 300]).prop_map(Step::Jump),
+        // A worker that does not tick for a second counts as dead.
+        1 => Just(Step::Jump(5)),
     ];
     if !meddles {
         return works.boxed();
@@ -119,7 +120,7 @@ fn step(meddles: bool) -> BoxedStrategy<Step> {
         3 => (0_usize..2, select(calls), select(vec![1, 2, 6, 8, 10, 12, 255]), any::<bool>())
             .prop_map(|(worker, call, status, always)| Step::Break(worker, call, status, always)),
         2 => Just(Step::Heal),
-        1 => Just(Step::Jump(1_500)),
+        1 => select(vec![300, 1_500]).prop_map(Step::Jump),
         1 => (0_usize..2, any::<bool>()).prop_map(|(worker, drains)| Step::Replace(worker, drains)),
         1 => (0_usize..2, any::<bool>()).prop_map(|(worker, changes)| Step::Reconfigure(worker, changes)),
     ]
