@@ -65,6 +65,10 @@ impl Call {
         self
     }
 
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
     /// The header section, up to and with the empty line.
     pub fn head(&self) -> Vec<u8> {
         let mut head = format!("{} {} HTTP/1.1\r\nhost: gateway\r\n", self.method, self.path).into_bytes();

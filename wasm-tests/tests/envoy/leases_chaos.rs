@@ -3,19 +3,19 @@
 //!
 //! Admissions are counted where they arrive, at the upstream, and windows by the store's own clock. Each round has an
 //! organization of its own, whose only window begins with the round's first request and is not over at its last answer.
-//! Another organization has traffic in all rounds, and its windows follow each other: what had arrived when one of them
-//! ended was charged to it or to one before.
+//! Another organization has traffic in all rounds, and its windows follow each other. What had arrived when one of them
+//! ended was charged to it or to one before; and which of them admitted a request its answer tells, by when that resets.
 //!
 //! Redis writes each command to disk before it answers, so a kill loses no count. One that loses its counts begins anew,
 //! as every limiter does whose store is emptied.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use portcullis_wasm_tests::{Call, Connection, Envelope, Gateway, GatewayPlan, Service, Upstream};
+use portcullis_wasm_tests::{Answer, Call, Connection, Envelope, Gateway, GatewayPlan, Service, Upstream};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -89,8 +89,19 @@ struct World {
     service: Service,
     upstream: Upstream,
     gateways: Vec<Gateway>,
-    addresses: Arc<Mutex<Vec<SocketAddr>>>,
+    /// Where the gateways are; none while one is gone, as its port may be anybody's.
+    addresses: Arc<Mutex<Vec<Option<SocketAddr>>>>,
+    /// About when the window ends that admitted a request of the steady organization, in milliseconds: of each answer.
+    shown: Arc<Mutex<Vec<u64>>>,
     lease_hits: i64,
+}
+
+/// When the window ends that an admitted answer shows, give or take half a second and the time that it took to come.
+fn shown_end(answer: &Answer) -> u64 {
+    let reset = answer.header("x-ratelimit-reset-requests").expect("the limit is shown");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let end = now + Duration::from_secs(reset.parse().expect("seconds")) - Duration::from_millis(500);
+    end.as_millis().try_into().unwrap()
 }
 
 impl World {
@@ -103,11 +114,12 @@ impl World {
             upstream,
             gateways: Vec::new(),
             addresses: Arc::default(),
+            shown: Arc::default(),
             lease_hits: 0,
         };
         for at in 0..WORKERS.len() {
             let gateway = world.gateway(at).await;
-            world.addresses.lock().unwrap().push(gateway.address());
+            world.addresses.lock().unwrap().push(Some(gateway.address()));
             world.gateways.push(gateway);
         }
         world
@@ -120,6 +132,7 @@ impl World {
             .plugin(json!({
                 "window_s": WINDOW.as_secs(),
                 "decision": {"timeout_ms": 400},
+                "reply": {"limit_headers": "always"},
                 "leases": {"max_requests": 256, "max_age_ms": 500}
             }));
         plan.start().await
@@ -129,10 +142,11 @@ impl World {
         match kill.victim {
             Victim::Gateway(at) => {
                 self.lease_hits += self.gateways[at].counter("portcullis_lease_hits").await;
+                self.addresses.lock().unwrap()[at] = None;
                 self.gateways[at].kill();
                 tokio::time::sleep(kill.gone_for).await;
                 self.gateways[at] = self.gateway(at).await;
-                self.addresses.lock().unwrap()[at] = self.gateways[at].address();
+                self.addresses.lock().unwrap()[at] = Some(self.gateways[at].address());
             }
             Victim::Service => {
                 self.service.kill();
@@ -166,6 +180,7 @@ impl World {
         answers: &Arc<AtomicUsize>,
     ) -> impl Future<Output = ()> + use<> {
         let (addresses, answers) = (Arc::clone(&self.addresses), Arc::clone(answers));
+        let shown = Arc::clone(&self.shown);
         let calls = [call(round, at % 3), call(round, at % 3), call(STEADY, at % 2)];
         async move {
             let mut connection = None;
@@ -176,7 +191,9 @@ impl World {
                 let answer = match &mut connection {
                     None => {
                         let address = addresses.lock().unwrap()[at % WORKERS.len()];
-                        connection = Connection::try_open(address).await;
+                        if let Some(address) = address {
+                            connection = Connection::try_open(address).await;
+                        }
                         tokio::time::sleep(Duration::from_millis(5)).await;
                         continue;
                     }
@@ -186,6 +203,9 @@ impl World {
                     Some(answer) => {
                         assert!([200, 429, 503].contains(&answer.status), "{answer:?} {}", answer.text());
                         answers.fetch_add(1, Ordering::Relaxed);
+                        if answer.status == 200 && call.path() == format!("/{STEADY}") {
+                            shown.lock().unwrap().push(shown_end(&answer));
+                        }
                     }
                     None => connection = None,
                 }
@@ -298,13 +318,28 @@ async fn no_window_sees_more_than_its_limit_whatever_is_killed() {
         arrivals.len(),
         ends.len()
     );
+    let mut by_answers: BTreeMap<u64, usize> = ends.iter().map(|end| (*end, 0)).collect();
+    for shown in world.shown.lock().unwrap().iter() {
+        let nearest = ends.iter().min_by_key(|end| end.abs_diff(*shown)).expect("a window");
+        // Windows are further apart than twice this.
+        assert!(
+            nearest.abs_diff(*shown) < 1_400,
+            "no window ended about {shown}: {ends:?}"
+        );
+        *by_answers.get_mut(nearest).unwrap() += 1;
+    }
+    let by_answers: Vec<usize> = by_answers.into_values().collect();
+    assert!(
+        by_answers.iter().all(|admitted| *admitted <= LIMIT),
+        "{by_answers:?} admitted by window: seed {seed}"
+    );
     for gateway in &mut world.gateways {
         world.lease_hits += gateway.counter("portcullis_lease_hits").await;
         gateway.assert_sound();
     }
     eprintln!(
         "{conclusive} of {rounds} rounds had one window, {full} of them used it up; {admitted} admissions; steady: \
-         {by_window:?}; {} leased",
+         {by_answers:?}, arrived meanwhile {by_window:?}; {} leased",
         world.lease_hits
     );
     assert!(
