@@ -35,6 +35,9 @@ use crate::wire::{Return, Subject};
 const ATTEMPTS: usize = 8;
 /// How long after its end a block may be taken out by anybody: whoever fetched it is gone.
 const ORPHANED_MS: u64 = 1_000;
+/// The longest that any configuration lets a lease get or a fetch take. What lasts longer was written by another clock: a
+/// worker whose monotonic clock fails goes on with the wall clock.
+const LONGEST_MS: u64 = 60_000;
 
 /// The host's memory, which all workers share. Slots are numbered; a slot's version changes with every write.
 pub trait SharedMemory {
@@ -226,10 +229,10 @@ fn read(memory: &mut dyn SharedMemory, at: u64, bundle: &[u8], now_ms: u64) -> R
     let (slot, is_taken) = match Slot::decode(&bytes) {
         Some((owner, slot)) if owner == bundle => (slot, false),
         Some((_, other)) => {
-            let alive = |block: &Block| now_ms < block.ends_ms.saturating_add(ORPHANED_MS);
-            let is_taken = other.blocks.iter().any(alive)
-                || now_ms < other.fetching_until_ms
-                || other.remembered.is_some_and(|remembered| now_ms < remembered.until_ms);
+            let lasts = |until_ms: u64| now_ms < until_ms && until_ms <= now_ms.saturating_add(LONGEST_MS);
+            let is_taken = other.blocks.iter().any(|block| !block.is_orphan(now_ms))
+                || lasts(other.fetching_until_ms)
+                || other.remembered.is_some_and(|remembered| lasts(remembered.until_ms));
             (Slot::default(), is_taken)
         }
         None => (Slot::default(), false),
@@ -284,7 +287,7 @@ pub fn take(
         let gone = slot.take_orphans(times.now_ms);
         let taken = match slot.spend(hold, times) {
             Some((share, leftover)) => (Take::Leased(share), leftover),
-            None if times.now_ms < slot.fetching_until_ms => return exact,
+            None if slot.is_fetching(times) => return exact,
             None => {
                 slot.fetching_until_ms = times.now_ms.saturating_add(times.fetch_ms);
                 (Take::Ask { fetch: true }, None)
@@ -303,7 +306,20 @@ pub fn take(
     exact
 }
 
+impl Block {
+    /// Nobody looks after it any more.
+    const fn is_orphan(&self, now_ms: u64) -> bool {
+        now_ms >= self.ends_ms.saturating_add(ORPHANED_MS)
+            || self.ends_ms > now_ms.saturating_add(LONGEST_MS + ORPHANED_MS)
+    }
+}
+
 impl Slot {
+    /// Somebody fetches a block.
+    const fn is_fetching(&self, times: Times) -> bool {
+        times.now_ms < self.fetching_until_ms && self.fetching_until_ms <= times.now_ms.saturating_add(LONGEST_MS)
+    }
+
     fn denied(&self, hold: u64, times: Times) -> Option<Denial> {
         let remembered = self.remembered.as_ref()?;
         // A time from another clock, or another life of the host, is none of ours.
@@ -320,7 +336,7 @@ impl Slot {
 
     /// Takes out blocks that nobody looks after any more.
     fn take_orphans(&mut self, now_ms: u64) -> Vec<Unspent> {
-        let is_orphan = |block: &Block| now_ms >= block.ends_ms.saturating_add(ORPHANED_MS);
+        let is_orphan = |block: &Block| block.is_orphan(now_ms);
         let gone = self
             .blocks
             .iter()
@@ -358,7 +374,7 @@ impl Slot {
             None
         };
         let left = self.left(times);
-        let fetch = now_ms >= self.fetching_until_ms && left <= block.granted.checked_div(2).unwrap_or(0);
+        let fetch = !self.is_fetching(times) && left <= block.granted.checked_div(2).unwrap_or(0);
         if fetch {
             self.fetching_until_ms = now_ms.saturating_add(times.fetch_ms);
         }

@@ -288,6 +288,11 @@ impl Stream {
         }
     }
 
+    /// Whether the end of the stream has to be told: only then does its time matter.
+    pub const fn leaves_something(&self) -> bool {
+        matches!(&self.state, State::Deciding(_) | State::Passed { account: Some(_) })
+    }
+
     /// The stream is over, whatever the reason.
     pub fn on_end(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
         let mut effects = Vec::new();

@@ -27,8 +27,8 @@ pub(crate) struct Live {
     metrics: Metrics,
     upstream: String,
     authority: String,
-    /// First part of the keys of its leases in the host's memory.
-    lease_prefix: String,
+    /// First part of the keys of leases in the host's memory.
+    lease_prefix: &'static str,
     pub(crate) limit_headers: LimitHeaders,
     /// The host ticks: only then does anybody look at the streams that wait.
     pub(crate) ticks: Cell<bool>,
@@ -60,7 +60,7 @@ impl Live {
     /// The host, with the memory of this configuration.
     pub(crate) const fn memory(&self) -> HostMemory<'_> {
         HostMemory {
-            prefix: self.lease_prefix.as_str(),
+            prefix: self.lease_prefix,
         }
     }
 

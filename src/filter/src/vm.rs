@@ -414,8 +414,12 @@ pub(crate) fn on_end(context: u32) {
     if stream.has_ended.replace(true) {
         return;
     }
-    let now_ms = now_ms();
     stream.offer_nothing();
+    let leaves_something = stream
+        .stream
+        .try_borrow()
+        .map_or(true, |stream| stream.leaves_something());
+    let now_ms = if leaves_something { now_ms() } else { 0 };
     let effects = stream.event(|stream, house, _| stream.on_end(house, now_ms));
     stream.live.carry_out_all(effects.unwrap_or_default());
 }

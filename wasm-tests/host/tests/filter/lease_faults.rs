@@ -2,11 +2,12 @@
 //! lost, and none is handed out that was not granted.
 
 use portcullis_test_host::{Meddle, Personality, TestHost, status};
+use serde_json::json;
 
 use crate::lease_scene::{
-    MAX_AGE_MS, asks, fetch, grant, hear, hit, hits, is_fetching, leased, leased_on, returned, with_block,
+    MAX_AGE_MS, asks, fetch, grant, hear, hit, hits, is_fetching, leased, leased_on, leasing, returned, with_block,
 };
-use crate::scene::{admit, assert_clean, deny};
+use crate::scene::{admit, assert_clean, deny, rules};
 
 const SHARED: [&str; 2] = ["proxy_get_shared_data", "proxy_set_shared_data"];
 const BOTH: [Personality; 2] = [Personality::ENVOY, Personality::WASMX];
@@ -256,4 +257,36 @@ fn a_block_that_cannot_be_taken_out_at_its_end_goes_back_later_and_once() {
         assert_eq!(returned(&host), [(lease, 20, 0)], "{}", personality.name);
         assert_clean(&host);
     }
+}
+
+#[test]
+fn a_time_of_another_clock_does_not_end_leasing() {
+    // One worker falls back to the wall clock, whose figures are far ahead of the others'.
+    let mut first = leased();
+    let mut second = crate::lease_scene::worker_beside(&first, 2);
+    second.faults().always("clock_time_get", 28);
+    let (_, callout) = asks(&mut second);
+    second.fail(callout.token, portcullis_test_host::Failure::TimedOut);
+    let (_, callout) = asks(&mut first);
+    assert!(!callout.json()["lease"].is_null(), "nobody will ever fetch again");
+    assert_clean(&first);
+    assert_clean(&second);
+}
+
+#[test]
+fn configurations_that_come_one_after_another_use_the_same_slots() {
+    let mut host = leased();
+    let root = host.root();
+    for max_requests in 8..60 {
+        let mut changed = leasing(&rules("leased", "reject"));
+        changed["leases"] = json!({"max_requests": max_requests, "max_age_ms": MAX_AGE_MS, "slots": 2});
+        host.reconfigure(root, &changed.to_string()).expect("no faults");
+        with_block(&mut host, 8);
+        host.tick(MAX_AGE_MS);
+        hear(&mut host);
+    }
+    let keys = host.shared_data().keys();
+    assert!(keys.len() <= 3, "nothing is ever deleted there: {keys:?}");
+    assert_eq!(returned(&host).len(), 52);
+    assert_clean(&host);
 }
