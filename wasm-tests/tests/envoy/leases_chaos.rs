@@ -30,7 +30,7 @@ const WORKERS: [u32; 3] = [3, 3, 2];
 const WINDOW: Duration = Duration::from_secs(3);
 /// How long a round's requests go on; a decision under way and an answer come well within the window.
 const LOAD: Duration = Duration::from_millis(2_000);
-const LIMIT: usize = 600;
+const LIMIT: usize = 1_500;
 const CONNECTIONS_PER_GATEWAY: usize = 4;
 const STEADY: &str = "steady";
 
