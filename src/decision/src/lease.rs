@@ -255,6 +255,27 @@ fn find(memory: &mut dyn SharedMemory, bundle: &Bundle, now_ms: u64) -> Result<O
     Ok(None)
 }
 
+/// How long nobody asks for a block after an answer that has brought none: demand may have grown by then.
+const PAUSE_MS: u64 = 50;
+
+/// A fetch was answered and has brought no block. Somebody may ask again, sooner than after one that is never answered.
+pub fn nothing_came(memory: &mut dyn SharedMemory, bundle: &Bundle, times: Times) {
+    for _ in 0..ATTEMPTS {
+        let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else {
+            return;
+        };
+        let until_ms = times.now_ms.saturating_add(PAUSE_MS);
+        if read.slot.fetching_until_ms <= until_ms {
+            return;
+        }
+        read.slot.fetching_until_ms = until_ms;
+        match memory.set(at, &read.slot.encode(&bundle.key), read.version) {
+            Written::Raced => {}
+            Written::Done | Written::Refused => return,
+        }
+    }
+}
+
 /// What time a lease may be used and remembered, in milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {

@@ -9,8 +9,8 @@ use hashbrown::HashMap;
 use super::{Callout, Effect, Gatehouse};
 use crate::config::{FilterConfig, LeaseConfig, fingerprint};
 use crate::lease::{
-    Bundle, Fetched, GATEWAY_SLOT, Host, Installed, Take, Times, Unspent, Written, are_leasable, install, remember,
-    retire, take,
+    Bundle, Fetched, GATEWAY_SLOT, Host, Installed, Take, Times, Unspent, Written, are_leasable, install, nothing_came,
+    remember, retire, take,
 };
 use crate::limits::StampedLimits;
 use crate::metric::Counter;
@@ -238,6 +238,7 @@ impl Gatehouse {
                 self.leases.installed.extend(installed);
                 self.return_all(returns, now_ms);
             }
+            Verdict::Admit(_) if request.lease.is_some() => nothing_came(host, bundle, times),
             Verdict::Deny(denial) => remember(host, bundle, denial, request.tokens, times),
             _ => {}
         }

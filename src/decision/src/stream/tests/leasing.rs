@@ -92,6 +92,18 @@ fn a_block_that_was_fetched_ahead_is_handed_out_next() {
 }
 
 #[test]
+fn an_answer_without_a_block_lets_one_be_asked_for_again_soon() {
+    let mut run = leased("");
+    let admitted = std::format!(r#"{{"op": "{}", "verdict": "admit"}}"#, op());
+    for (now_ms, asks) in [(0, true), (20, false), (54, false), (56, true)] {
+        run.next_stream();
+        run.limited(now_ms);
+        assert_eq!(!run.asked_for()["lease"].is_null(), asks, "at {now_ms} ms");
+        run.answer(now_ms + 5, Some(200), &admitted);
+    }
+}
+
+#[test]
 fn a_fetch_that_failed_is_cancelled() {
     let mut run = leased("");
     run.limited(0).answer(5, Some(200), &granting(2, ""));
