@@ -302,14 +302,18 @@ pub fn take(
             return exact;
         };
         let slot = &mut read.slot;
-        if let Some(denial) = slot.denied(hold, times) {
-            return Take::Denied(denial);
-        }
         let gone = slot.take_orphans(times.now_ms);
+        // What is charged already comes first, whatever was denied since.
         let taken = match slot.spend(hold, times) {
             Some((share, leftover)) => (Take::Leased(share), leftover),
-            None if slot.is_fetching(times) => return exact,
             None => {
+                if let Some(denial) = slot.denied(hold, times) {
+                    return Take::Denied(denial);
+                }
+                // A slot that is full has no place for another block.
+                if slot.is_fetching(times) || slot.blocks.len() >= MOST_BLOCKS {
+                    return exact;
+                }
                 slot.fetching_until_ms = times.now_ms.saturating_add(times.fetch_ms);
                 (Take::Ask { fetch: true }, None)
             }
@@ -500,7 +504,10 @@ pub fn install(
 /// Remembers what the service has denied a request of the bundle that would have held `hold` tokens. Only what a limit
 /// denied is remembered: a policy's answer has an age of its own, which is not told.
 pub fn remember(memory: &mut dyn SharedMemory, bundle: &Bundle, denial: &Denial, hold: u64, times: Times) {
-    let Some(limit) = denial.limit else { return };
+    // Slots come free at any time.
+    let Some(limit) = denial.limit.filter(|limit| limit.resource != Resource::Concurrency) else {
+        return;
+    };
     let ms = limit.reset_ms.min(times.max_age_ms);
     for _ in 0..ATTEMPTS {
         let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else {

@@ -22,6 +22,8 @@ const MAX_AGE_MS: u64 = 120_000;
 const UNMETERED_CAPACITY: usize = 4_096;
 /// Unmetered admissions of one batch at most.
 const UNMETERED_BATCH: usize = 128;
+/// Notes that are looked at for one that another can be added to.
+const LOOK_BACK: usize = 32;
 /// Pause after a batch that failed, in milliseconds.
 const RETRY_MS: u64 = 500;
 
@@ -79,14 +81,12 @@ impl Outbox {
 
     /// Adds a note at `now_ms`.
     pub fn add(&mut self, note: Note, now_ms: u64) {
-        let has_fresh = self.waiting.len() > self.sent_before;
-        if let (Note::Return(part), Some((Note::Return(last), _))) = (&note, self.waiting.back_mut())
-            && part.lease == last.lease
-            && has_fresh
+        if let Note::Return(part) = &note
+            && let Some(earlier) = self.fresh_return(part.lease)
         {
             // Not sent yet, so they can go back as one.
-            last.requests = last.requests.saturating_add(part.requests);
-            last.tokens = last.tokens.saturating_add(part.tokens);
+            earlier.requests = earlier.requests.saturating_add(part.requests);
+            earlier.tokens = earlier.tokens.saturating_add(part.tokens);
             return;
         }
         if self.waiting.len() >= CAPACITY {
@@ -94,6 +94,19 @@ impl Outbox {
         } else {
             self.waiting.push_back((note, now_ms));
         }
+    }
+
+    /// A return of this block that was not sent yet, among the last few notes.
+    fn fresh_return(&mut self, lease: OperationId) -> Option<&mut Return> {
+        let fresh = self.waiting.len().saturating_sub(self.sent_before).min(LOOK_BACK);
+        self.waiting
+            .iter_mut()
+            .rev()
+            .take(fresh)
+            .find_map(|(note, _)| match note {
+                Note::Return(part) if part.lease == lease => Some(part),
+                _ => None,
+            })
     }
 
     /// Adds an unmetered admission of `now_ms`; its `age_ms` is set when it is sent.

@@ -21,7 +21,7 @@ use account::Account;
 pub use answer::CalloutAnswer;
 pub(crate) use answer::sensible_verdict;
 pub use ending::bypass_message;
-use reading::Reading;
+use reading::{Body, Reading};
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -192,9 +192,12 @@ impl Stream {
                 self.ill_formed(gatehouse, Code::EnvelopePartial, why, now_ms, &mut effects);
             }
             envelope::Reading::Present(envelope) => {
-                let reads_body = config.model == ModelSource::Body && reading::body_follows(headers, head.ends_here);
-                let body_of = reads_body.then_some(path);
-                self.decide(gatehouse, host, *envelope, body_of, now_ms, &mut effects);
+                let body = if config.model == ModelSource::Body {
+                    reading::body_of(headers, head.ends_here)
+                } else {
+                    Body::None
+                };
+                self.decide(gatehouse, host, *envelope, (body, path), now_ms, &mut effects);
             }
         }
         effects

@@ -203,7 +203,9 @@ impl Decider {
         };
         let mut evaluation = Evaluation::new(request, &self.operator);
         let bundle = self.leases.watched(request);
-        if let Some((bundle, ask)) = bundle.zip(request.lease.as_ref()) {
+        // What an earlier attempt has charged may still be given back whole, by another process: no block may hang on that.
+        let asked = request.lease.as_ref().filter(|_| !request.retry);
+        if let Some((bundle, ask)) = bundle.zip(asked) {
             evaluation = evaluation.leasing(self.leases.terms(bundle, ask));
         }
         let mut gave_back = false;

@@ -134,7 +134,11 @@ impl FilterConfig {
         if ticks {
             return None;
         }
-        let (level, event, message) = if self.rules.gate(Gate::Concurrency).is_some() {
+        let (level, event, message) = if self.model == ModelSource::Body {
+            // Nothing would end the wait for a body that never comes, and one such host dies of a pause without a callout.
+            let message = "model.from \"body\" needs a host that ticks: nothing else ends the wait for a body";
+            (Level::Error, "configuration_rejected", message)
+        } else if self.rules.gate(Gate::Concurrency).is_some() {
             let message = "the gate concurrency needs a host that ticks: slots would lapse under streams that go on";
             (Level::Error, "configuration_rejected", message)
         } else {

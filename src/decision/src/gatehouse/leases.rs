@@ -115,11 +115,12 @@ impl Gatehouse {
                 Some(id) => id,
                 None => {
                     let id = host.random()?;
-                    match host.set(GATEWAY_SLOT, &id, 0) {
-                        // Another worker may have been as quick: what stands there is the gateway's.
-                        Written::Done | Written::Raced => known(host)?,
-                        Written::Refused => return None,
-                    }
+                    // Another worker may be as quick, and a host may let both write: what stands there the next time is
+                    // the gateway's.
+                    return match host.set(GATEWAY_SLOT, &id, 0) {
+                        Written::Done | Written::Raced => known(host).map(OperationId::from_random),
+                        Written::Refused => None,
+                    };
                 }
             };
             self.leases.gateway = Some(OperationId::from_random(id));

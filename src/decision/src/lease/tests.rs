@@ -321,6 +321,32 @@ fn a_denial_is_remembered_until_its_reset_or_its_age_and_counts_down() {
 }
 
 #[test]
+fn a_denial_for_want_of_a_slot_is_not_remembered_and_what_is_charged_comes_before_any_denial() {
+    let denial = |resource| Denial {
+        code: Code::CapacityExhausted,
+        gate: Some(Gate::Capacity),
+        limit: Some(LimitState {
+            scope: Scope::Platform,
+            resource,
+            limit: 3,
+            remaining: 0,
+            reset_ms: 1_000,
+            window_s: 60,
+        }),
+        retry_after_s: Some(1),
+    };
+    let mut memory = Memory::default();
+    remember(&mut memory, &bundle("o"), &denial(Resource::Concurrency), 0, at(0));
+    assert!(matches!(taken(&mut memory, 1, 1), Take::Ask { .. }));
+    let mut memory = Memory::default();
+    installed(&mut memory, 1, grant(2, Some(100)), 0);
+    remember(&mut memory, &bundle("o"), &denial(Resource::Tokens), 10, at(1));
+    assert!(matches!(taken(&mut memory, 10, 2), Take::Leased(_)));
+    assert!(matches!(taken(&mut memory, 10, 2), Take::Leased(_)));
+    assert!(matches!(taken(&mut memory, 10, 2), Take::Denied(_)));
+}
+
+#[test]
 fn only_rules_that_hold_nothing_and_count_no_runs_are_leased() {
     let leasable = |gates: &str| {
         let text = std::format!(

@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use super::answer::sensible_verdict;
+use super::reading::Body;
 use super::{CalloutAnswer, Deciding, NO_ID, State, Stream};
 use crate::breaker::Permission;
 use crate::charge::is_unchecked;
@@ -34,13 +35,13 @@ pub(super) struct Question {
 }
 
 impl Stream {
-    /// An envelope is here. `body_of` is the request's path if its body is read.
+    /// An envelope is here. What is to be read of the body comes with the path, which may name the model as well.
     pub(super) fn decide(
         &mut self,
         gatehouse: &mut Gatehouse,
         host: &mut dyn Host,
         envelope: Envelope,
-        body_of: Option<&[u8]>,
+        (body, path): (Body, &[u8]),
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
@@ -78,9 +79,10 @@ impl Stream {
             limits,
             hold: Hold::without_body(config.default_output_reservation),
         };
-        match body_of {
-            Some(path) => self.read_body(gatehouse, question, path, now_ms, effects),
-            None => self.ask(gatehouse, host, question, now_ms, effects),
+        match body {
+            Body::Follows => self.read_body(gatehouse, question, path, now_ms, effects),
+            Body::Withheld if self.refuses_unread_body(gatehouse, now_ms, effects) => {}
+            Body::Withheld | Body::None => self.ask(gatehouse, host, question, now_ms, effects),
         }
     }
 

@@ -20,7 +20,7 @@ use crate::hold::Hold;
 use crate::lease::Host;
 use crate::log_line::Level;
 use crate::reply::Refusal;
-use crate::rules::Gate;
+use crate::rules::{Gate, GateRule, Rules};
 use crate::verdict::{Denial, Unavailability};
 
 /// A host that has not given any of a body: most likely it was not told to.
@@ -38,8 +38,19 @@ pub(super) struct Reading {
     read_bytes: u64,
 }
 
+/// What is to be read of a request's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Body {
+    /// There is none.
+    None,
+    /// It is waited for.
+    Follows,
+    /// It would wait for us, and we for it: the headers have to be enough.
+    Withheld,
+}
+
 /// Whether a body follows that is waited for. Some hosts always say that the headers end the request, others never.
-pub(super) fn body_follows(headers: &[Header<'_>], ends_here: bool) -> bool {
+pub(super) fn body_of(headers: &[Header<'_>], ends_here: bool) -> Body {
     let values = |name: &'static [u8]| {
         let lines = headers.iter().filter(move |(n, _)| n.eq_ignore_ascii_case(name));
         lines.map(|(_, value)| *value)
@@ -61,14 +72,39 @@ pub(super) fn body_follows(headers: &[Header<'_>], ends_here: bool) -> bool {
             && lines.next().is_none()
     };
     if is(b"CONNECT") || is_websocket || expects_continue {
-        return false;
+        return Body::Withheld;
     }
     let announces =
         values(b"content-length").any(|length| length != b"0") || values(b"transfer-encoding").next().is_some();
-    !ends_here || announces
+    if !ends_here || announces {
+        Body::Follows
+    } else {
+        Body::None
+    }
+}
+
+/// Whether a gate looks at the model: then a request that has one has to name it.
+fn needs_model(rules: &Rules) -> bool {
+    let looks = |rule: &GateRule| matches!(rule.gate(), Gate::ModelPolicy | Gate::Capacity | Gate::CostCap);
+    rules.gates.iter().any(looks)
 }
 
 impl Stream {
+    /// Refuses a request whose body can't be waited for, where a gate looks at the model in it: by such a header nobody gets
+    /// past that gate.
+    pub(super) fn refuses_unread_body(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        let refuses = needs_model(&gatehouse.config().rules);
+        if refuses {
+            self.refuse_body(gatehouse, BodyFault::ModelRequired, now_ms, effects);
+        }
+        refuses
+    }
+
     /// Waits for the body, or refuses a request whose path is ambiguous.
     pub(super) fn read_body(
         &mut self,
@@ -157,11 +193,7 @@ impl Stream {
             Err(fault) => return self.refuse_body(gatehouse, fault, now_ms, effects),
         };
         let config = gatehouse.config();
-        let needs_model = config
-            .rules
-            .gates
-            .iter()
-            .any(|rule| matches!(rule.gate(), Gate::ModelPolicy | Gate::Capacity | Gate::CostCap));
+        let needs_model = needs_model(&config.rules);
         question.hold = Hold::of(&facts, config.default_output_reservation);
         question.subject.model = match reconcile(path_model, facts.model) {
             Ok(model) => Some(model),

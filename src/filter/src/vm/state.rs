@@ -38,6 +38,8 @@ pub(super) struct Root {
     pub(super) lives: RefCell<Vec<Rc<Live>>>,
     /// The batch that is under way.
     pub(super) telling: RefCell<Option<Batch>>,
+    /// Whose turn it is to tell something, counted up.
+    pub(super) turn: Cell<usize>,
     pub(super) is_draining: Cell<bool>,
     pub(super) ticks: Cell<bool>,
 }
@@ -119,7 +121,12 @@ impl Root {
         if self.telling.try_borrow().map_or(true, |telling| telling.is_some()) {
             return;
         }
-        for live in self.all() {
+        // Each in its turn: one that always has something to tell must not keep the others from it.
+        let mut lives = self.all();
+        let turn = self.turn.get();
+        lives.rotate_left(turn.checked_rem(lives.len()).unwrap_or(0));
+        self.turn.set(turn.wrapping_add(1));
+        for live in lives {
             let callout = live
                 .gatehouse
                 .try_borrow_mut()

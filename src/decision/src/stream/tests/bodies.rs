@@ -159,6 +159,31 @@ fn without_a_body_the_default_is_held_and_the_envelopes_model_is_not_believed() 
 }
 
 #[test]
+fn a_body_that_cannot_be_waited_for_gets_nobody_past_a_gate_that_looks_at_the_model() {
+    for more in [
+        &[(":method", "CONNECT")][..],
+        &[("expect", "100-continue"), ("content-length", "20")],
+    ] {
+        let gates = std::format!("{CAPACITY}, {CONTRACT}");
+        let mut run = reading(&gates, "reject", "");
+        let mut headers = LIMITED.to_vec();
+        headers.extend(more);
+        run.head(0, &headers, false);
+        assert_eq!(run.reply(), Some((400, "MODEL_REQUIRED".into())), "{more:?}");
+        assert!(!run.dispatched());
+    }
+}
+
+#[test]
+fn without_ticks_no_body_is_waited_for() {
+    let text = r#"{"profile": "development", "rules": "contract-limits", "decision": {"upstream": "p"},
+        "model": {"from": "body"}}"#;
+    let config = FilterConfig::parse(text.as_bytes()).unwrap();
+    assert!(config.unfit_for_host(true).is_none());
+    assert_eq!(config.unfit_for_host(false).unwrap().level, Level::Error);
+}
+
+#[test]
 fn a_websocket_header_on_another_method_and_a_host_that_hides_the_body_do_not_skip_it() {
     for more in [
         &[("upgrade", "websocket"), ("connection", "upgrade")][..],
