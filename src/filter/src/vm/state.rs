@@ -124,7 +124,8 @@ impl Root {
         // Each in its turn: one that always has something to tell must not keep the others from it.
         let mut lives = self.all();
         let turn = self.turn.get();
-        lives.rotate_left(turn.checked_rem(lives.len()).unwrap_or(0));
+        let first = turn.checked_rem(lives.len()).unwrap_or(0);
+        lives.rotate_left(first);
         self.turn.set(turn.wrapping_add(1));
         for live in lives {
             let callout = live
