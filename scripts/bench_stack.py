@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 
 sys.dont_write_bytecode = True
-from demo_stack import Child, Failure, free_ports, get  # noqa: E402
+from demo_stack import Child, Failure, end_all, free_ports, get  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "wasm-tests" / "bench"
@@ -314,12 +314,4 @@ class Stack:
     def close(self):
         for gateway in self.gateways.values():
             gateway.send(signal.SIGCONT)
-        for child in self.children:
-            if child.process.poll() is None:
-                child.process.terminate()
-        deadline = time.monotonic() + 5
-        for child in reversed(self.children):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(max(0.1, deadline - time.monotonic()))
-            child.kill()
-        self.children.clear()
+        end_all(self.children)

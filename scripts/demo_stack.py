@@ -110,6 +110,19 @@ class Child:
         return "\n".join([f"the last lines of {self.log}:", *(f"    {line[:400]}" for line in text)])
 
 
+def end_all(children):
+    """Asks all children to end, waits for the newest first, and kills what does not."""
+    for child in children:
+        if child.process.poll() is None:
+            child.process.terminate()
+    deadline = time.monotonic() + 5
+    for child in reversed(children):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(max(0.1, deadline - time.monotonic()))
+        child.kill()
+    children.clear()
+
+
 class Stack:
     """All the processes. `rules` maps a name to what stands in for "contract-limits", whether the edge strips, and keys of
     the filter's configuration besides."""
@@ -199,13 +212,5 @@ class Stack:
         return next((child for child in self.children if child.process.poll() is not None), None)
 
     def close(self):
-        """Ends all children, the gateways first: nothing may be left of a demo, however it ended."""
-        for child in self.children:
-            if child.process.poll() is None:
-                child.process.terminate()
-        deadline = time.monotonic() + 5
-        for child in reversed(self.children):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(max(0.1, deadline - time.monotonic()))
-            child.kill()
-        self.children.clear()
+        """Nothing may be left of a demo, however it ended."""
+        end_all(self.children)

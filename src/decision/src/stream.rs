@@ -85,7 +85,10 @@ enum State {
         account: Option<alloc::boxed::Box<Account>>,
     },
     Refused,
-    Ended,
+    /// If it ended while it was held, a host that still gives more of it must not let that go on.
+    Ended {
+        held: bool,
+    },
 }
 
 /// What a held request waits for.
@@ -113,8 +116,6 @@ pub struct Stream {
     caller: Caller,
     tightest: Option<LimitState>,
     is_paused: bool,
-    /// It ended while it was held: a host that still gives more of it must not let that go on.
-    ended_held: bool,
     /// The client would take a compressed response.
     takes_compressed: bool,
 }
@@ -124,7 +125,7 @@ impl Stream {
     pub const fn is_held(&self) -> bool {
         match self.state {
             State::Reading(_) | State::Deciding(_) | State::Refused => true,
-            State::Ended => self.ended_held,
+            State::Ended { held } => held,
             State::New | State::Passed { .. } => false,
         }
     }
@@ -299,8 +300,8 @@ impl Stream {
     /// The stream is over, whatever the reason.
     pub fn on_end(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
-        self.ended_held = self.is_held();
-        match core::mem::replace(&mut self.state, State::Ended) {
+        let held = self.is_held();
+        match core::mem::replace(&mut self.state, State::Ended { held }) {
             State::Deciding(deciding) if deciding.has_left => {
                 gatehouse.tell(Note::Cancel(deciding.request.op), now_ms);
             }

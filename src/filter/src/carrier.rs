@@ -27,8 +27,6 @@ pub(crate) struct Live {
     metrics: Metrics,
     upstream: String,
     authority: String,
-    /// First part of the keys of leases in the host's memory.
-    lease_prefix: &'static str,
     pub(crate) limit_headers: LimitHeaders,
     /// The host ticks: only then does anybody look at the streams that wait.
     pub(crate) ticks: Cell<bool>,
@@ -47,20 +45,12 @@ impl Live {
             metrics: Metrics::define(&config.rules.name),
             upstream: config.decision.upstream.clone(),
             authority: config.decision.authority.clone(),
-            lease_prefix: gatehouse.lease_prefix(),
             limit_headers: config.limit_headers,
             ticks: Cell::new(false),
             waiting: RefCell::new(VecDeque::new()),
             reading: RefCell::new(VecDeque::new()),
             refused: RefCell::new(Vec::new()),
             gatehouse: RefCell::new(gatehouse),
-        }
-    }
-
-    /// The host, with the memory of this configuration.
-    pub(crate) const fn memory(&self) -> HostMemory<'_> {
-        HostMemory {
-            prefix: self.lease_prefix,
         }
     }
 
@@ -140,11 +130,11 @@ impl StreamContext {
     /// of a pure computation could bring about.
     pub(crate) fn event(
         &self,
-        event: impl FnOnce(&mut Stream, &mut Gatehouse, &mut HostMemory<'_>) -> Vec<Effect>,
+        event: impl FnOnce(&mut Stream, &mut Gatehouse, &mut HostMemory) -> Vec<Effect>,
     ) -> Option<Vec<Effect>> {
         let mut stream = self.stream.try_borrow_mut().ok()?;
         let mut gatehouse = self.live.gatehouse.try_borrow_mut().ok()?;
-        Some(event(&mut stream, &mut gatehouse, &mut self.live.memory()))
+        Some(event(&mut stream, &mut gatehouse, &mut HostMemory))
     }
 
     /// Whether the request is to be held.

@@ -5,32 +5,31 @@ use portcullis_decision::lease::{GATEWAY_SLOT, Host, NoMemory, SharedMemory, Wri
 
 use crate::host;
 
-/// The host, with the keys of one configuration.
+/// First part of the keys of slots: the same for every configuration. Nothing is ever deleted there, so keys of their own
+/// would be kept for each one that was ever in force; a value names its configuration.
+const SLOT_PREFIX: &str = "portcullis.lease.";
+
+/// The host.
 #[derive(Debug)]
-pub(crate) struct HostMemory<'a> {
-    /// First part of the keys: configurations don't meet.
-    pub(crate) prefix: &'a str,
-}
+pub(crate) struct HostMemory;
 
-impl HostMemory<'_> {
-    fn key(&self, slot: u64) -> String {
-        if slot == GATEWAY_SLOT {
-            return "portcullis.gateway".to_owned();
-        }
-        let mut key = String::with_capacity(self.prefix.len().saturating_add(8));
-        key.push_str(self.prefix);
-        key.push_str(&slot.to_string());
-        key
+fn key(slot: u64) -> String {
+    if slot == GATEWAY_SLOT {
+        return "portcullis.gateway".to_owned();
     }
+    let mut key = String::with_capacity(SLOT_PREFIX.len().saturating_add(8));
+    key.push_str(SLOT_PREFIX);
+    key.push_str(&slot.to_string());
+    key
 }
 
-impl SharedMemory for HostMemory<'_> {
+impl SharedMemory for HostMemory {
     fn get(&mut self, slot: u64) -> Result<Option<(Vec<u8>, u32)>, NoMemory> {
-        host::shared_data(&self.key(slot)).map_err(|host::Refused| NoMemory)
+        host::shared_data(&key(slot)).map_err(|host::Refused| NoMemory)
     }
 
     fn set(&mut self, slot: u64, value: &[u8], version: u32) -> Written {
-        match host::set_shared_data(&self.key(slot), value, version) {
+        match host::set_shared_data(&key(slot), value, version) {
             Ok(true) => Written::Done,
             Ok(false) => Written::Raced,
             Err(host::Refused) => Written::Refused,
@@ -38,7 +37,7 @@ impl SharedMemory for HostMemory<'_> {
     }
 }
 
-impl Host for HostMemory<'_> {
+impl Host for HostMemory {
     fn random(&mut self) -> Option<[u8; 16]> {
         host::random().ok()
     }

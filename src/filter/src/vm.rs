@@ -22,6 +22,7 @@ use portcullis_decision::wire::LARGEST_ANSWER;
 use crate::carrier::{Live, StreamContext};
 use crate::header_map;
 use crate::host::{self, Buffer, Map};
+use crate::memory::HostMemory;
 
 /// How often the guest looks at its deadlines and its outbox, in milliseconds.
 const TICK_MS: u32 = 20;
@@ -173,7 +174,7 @@ fn tell_without_ticks(live: &Rc<Live>) {
     for (id, root) in roots {
         if !root.ticks.get() && root.all().iter().any(|other| Rc::ptr_eq(other, live)) {
             if let Ok(mut house) = live.gatehouse.try_borrow_mut() {
-                house.tend_leases(&mut live.memory(), now_ms());
+                house.tend_leases(&mut HostMemory, now_ms());
             }
             root.tell(id);
         }
@@ -292,7 +293,7 @@ pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_s
             let effects = live
                 .gatehouse
                 .try_borrow_mut()
-                .map(|mut house| house.fetched(&mut live.memory(), op, answer, now_ms));
+                .map(|mut house| house.fetched(&mut HostMemory, op, answer, now_ms));
             live.carry_out_all(effects.unwrap_or_default());
         }
         Asker::Stream(id) => {
@@ -332,7 +333,7 @@ pub(crate) fn on_tick(context: u32) {
     let now_ms = now_ms();
     for live in root.all() {
         let effects = live.gatehouse.try_borrow_mut().map(|mut house| {
-            house.tend_leases(&mut live.memory(), now_ms);
+            house.tend_leases(&mut HostMemory, now_ms);
             house.passed(now_ms)
         });
         live.carry_out_all(effects.unwrap_or_default());
@@ -432,7 +433,7 @@ pub(crate) fn on_done(context: u32) -> bool {
     };
     for live in root.all() {
         let effects = live.gatehouse.try_borrow_mut().map(|mut house| {
-            house.end_leases(&mut live.memory(), now_ms());
+            house.end_leases(&mut HostMemory, now_ms());
             house.hurry();
             house.last_words()
         });

@@ -22,6 +22,7 @@ use portcullis_decision::wire::{Bill, Settlement};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
+use crate::backlog::Backlog;
 use crate::logs::Journal;
 use crate::metering::watched::WatchedMeter;
 use crate::metrics::Metrics;
@@ -48,17 +49,10 @@ type Entry = (OperationId, Bill);
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<Entry>,
-    under_way: usize,
+    bills: Backlog<Entry>,
     /// Of all that are kept, and of all in `over`.
     ops: HashSet<OperationId>,
     over: VecDeque<OperationId>,
-}
-
-impl Queue {
-    fn len(&self) -> usize {
-        self.waiting.len().saturating_add(self.under_way)
-    }
 }
 
 /// The bills that wait, shared by the settlements that bring them and the task that delivers them.
@@ -93,7 +87,7 @@ impl Bills {
             if queue.ops.contains(&op) {
                 continue;
             }
-            if queue.len() >= self.capacity {
+            if queue.bills.len() >= self.capacity {
                 self.drop_for_lack_of_room(bill);
                 continue;
             }
@@ -101,7 +95,7 @@ impl Bills {
                 self.metrics.bills_of_holds.inc();
             }
             queue.ops.insert(op);
-            queue.waiting.push_back((op, bill.clone()));
+            queue.bills.push((op, bill.clone()));
         }
         self.show(&queue);
         drop(queue);
@@ -118,7 +112,7 @@ impl Bills {
 
     /// Bills that stand in no month yet.
     pub fn len(&self) -> usize {
-        locked(&self.queue).len()
+        locked(&self.queue).bills.len()
     }
 
     /// Whether every bill has been delivered.
@@ -127,26 +121,17 @@ impl Bills {
     }
 
     fn show(&self, queue: &Queue) {
-        let waiting = i64::try_from(queue.len()).unwrap_or(i64::MAX);
-        self.metrics.bills_waiting.set(waiting);
+        self.metrics.bills_waiting.set(queue.bills.shown());
     }
 
     fn next_batch(&self) -> Vec<Entry> {
-        let mut queue = locked(&self.queue);
-        let take = queue.waiting.len().min(BATCH);
-        let batch: Vec<_> = queue.waiting.drain(..take).collect();
-        queue.under_way = batch.len();
-        batch
+        locked(&self.queue).bills.next_batch(BATCH)
     }
 
     /// The batch under way has ended: these are over, and the others wait again, before all that came since.
     fn finish(&self, over: &[OperationId], again: Vec<Entry>) {
         let mut queue = locked(&self.queue);
-        queue.under_way = 0;
-        again
-            .into_iter()
-            .rev()
-            .for_each(|entry| queue.waiting.push_front(entry));
+        queue.bills.end_batch(again);
         queue.over.extend(over);
         while queue.over.len() > self.remembered {
             if let Some(op) = queue.over.pop_front() {

@@ -14,6 +14,7 @@
     )
 )]
 
+mod backlog;
 pub mod bills;
 pub mod check;
 pub mod cli;

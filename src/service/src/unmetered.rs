@@ -8,7 +8,7 @@ mod list;
 
 pub use list::run as list;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use portcullis_decision::wire::{DecideRequest, Unmetered};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
+use crate::backlog::Backlog;
 use crate::locked;
 use crate::logs::Journal;
 use crate::metering::memory::unix_ms;
@@ -112,16 +113,9 @@ impl Admission {
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: VecDeque<Admission>,
-    under_way: usize,
+    admissions: Backlog<Admission>,
     /// Of all that are kept: a filter tells again what was not answered.
     ops: HashSet<(OperationId, bool)>,
-}
-
-impl Queue {
-    fn len(&self) -> usize {
-        self.waiting.len().saturating_add(self.under_way)
-    }
 }
 
 const fn key(admission: &Admission) -> (OperationId, bool) {
@@ -157,7 +151,7 @@ impl UnmeteredJournal {
             return;
         }
         self.metrics.unmetered.inc();
-        if queue.len() >= self.capacity {
+        if queue.admissions.len() >= self.capacity {
             drop(queue);
             self.metrics.unmetered_dropped.inc();
             let message = "an unmetered admission found no room in the journal: it can't be billed";
@@ -169,7 +163,7 @@ impl UnmeteredJournal {
             return;
         }
         queue.ops.insert(key(&admission));
-        queue.waiting.push_back(admission);
+        queue.admissions.push(admission);
         self.show(&queue);
         drop(queue);
         self.filled.notify_one();
@@ -178,12 +172,12 @@ impl UnmeteredJournal {
     /// Forgets what this service has let pass under these operations: nobody waited for the answer, so nothing ran.
     pub fn void(&self, ops: &[OperationId]) {
         let mut queue = locked(&self.queue);
-        if queue.waiting.is_empty() {
+        if queue.admissions.len() == 0 {
             return;
         }
         let ops: HashSet<_> = ops.iter().collect();
-        let Queue { waiting, ops: kept, .. } = &mut *queue;
-        waiting.retain(|admission| {
+        let Queue { admissions, ops: kept } = &mut *queue;
+        admissions.retain(|admission| {
             let is_void = admission.source == Source::Service && ops.contains(&admission.op);
             if is_void {
                 kept.remove(&key(admission));
@@ -195,7 +189,7 @@ impl UnmeteredJournal {
 
     /// Admissions that no store has taken yet.
     pub fn len(&self) -> usize {
-        locked(&self.queue).len()
+        locked(&self.queue).admissions.len()
     }
 
     /// Whether every admission has been delivered.
@@ -204,31 +198,21 @@ impl UnmeteredJournal {
     }
 
     fn show(&self, queue: &Queue) {
-        let waiting = i64::try_from(queue.len()).unwrap_or(i64::MAX);
-        self.metrics.unmetered_waiting.set(waiting);
+        self.metrics.unmetered_waiting.set(queue.admissions.shown());
     }
 
     fn next_batch(&self) -> Vec<Admission> {
-        let mut queue = locked(&self.queue);
-        let take = queue.waiting.len().min(BATCH);
-        let batch: Vec<_> = queue.waiting.drain(..take).collect();
-        queue.under_way = batch.len();
-        batch
+        locked(&self.queue).admissions.next_batch(BATCH)
     }
 
     fn finish(&self, batch: Vec<Admission>, delivered: bool) {
         let mut queue = locked(&self.queue);
-        queue.under_way = 0;
         if delivered {
             for admission in &batch {
                 queue.ops.remove(&key(admission));
             }
-        } else {
-            batch
-                .into_iter()
-                .rev()
-                .for_each(|admission| queue.waiting.push_front(admission));
         }
+        queue.admissions.end_batch(if delivered { Vec::new() } else { batch });
         self.show(&queue);
     }
 

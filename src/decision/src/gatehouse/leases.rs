@@ -181,12 +181,6 @@ impl Gatehouse {
         counters.iter().map(move |counter| Effect::Count(*counter, hits))
     }
 
-    /// First part of the keys of the slots in the host's memory: the same for every configuration. Nothing is ever deleted
-    /// there, so keys of their own would be kept for each one that was ever in force; a value names its configuration.
-    pub const fn lease_prefix(&self) -> &'static str {
-        "portcullis.lease."
-    }
-
     /// The host refused the callout of [`Effect::Fetch`]: nothing was asked.
     pub fn fetch_refused(&mut self, op: OperationId) {
         self.leases.fetching.remove(&op);
