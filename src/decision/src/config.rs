@@ -10,6 +10,7 @@ mod policy_file;
 mod rule_file;
 mod section;
 mod service;
+mod signature;
 
 pub use faults::{Fault, Faults};
 pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};

@@ -13,7 +13,7 @@ use leases::Leases;
 use crate::allowance::Allowances;
 use crate::breaker::Breaker;
 use crate::class::FailureClass;
-use crate::config::{FilterConfig, Mode, fingerprint};
+use crate::config::{FilterConfig, Mode};
 use crate::log_line::{Level, LogLimiter, LogLine};
 use crate::metric::Counter;
 use crate::operation::OperationId;
@@ -56,6 +56,8 @@ pub enum Effect {
     Log(LogLine),
     /// Remove a request header, by the name that the host gave.
     RemoveRequestHeader(String),
+    /// Remove a trailer of the request, by the name that the host gave.
+    RemoveRequestTrailer(String),
     /// Give a request header this value, in place of all that it has.
     SetRequestHeader(&'static str, &'static str),
     /// Remove a response header.
@@ -99,11 +101,12 @@ pub struct Gatehouse {
 impl Gatehouse {
     /// The state of a fresh VM. `text` is what the configuration was parsed from.
     pub fn new(config: FilterConfig, text: &[u8]) -> Self {
-        let leases = Leases::of(&config, text);
+        let fingerprint = config.fingerprint(text);
+        let leases = Leases::of(&config, &fingerprint);
         let outbox = Outbox::of(config.window_s.saturating_mul(1000), config.rules.meters());
         Self {
             config,
-            fingerprint: fingerprint(text),
+            fingerprint,
             breaker: Breaker::default(),
             outbox,
             allowances: Allowances::default(),
@@ -145,11 +148,25 @@ impl Gatehouse {
         let message = alloc::format!("rules {rules}, mode {mode}, profile {profile}, configuration {hash}");
         let mut line = LogLine::new(Level::Info, "configured", message);
         line.rules = Some(rules.clone());
-        alloc::vec![
+        let mut effects = alloc::vec![
             Effect::Log(line),
             Effect::Enforcing(self.config.mode == Mode::Enforce),
             Effect::BreakerOpen(false),
-        ]
+        ];
+        effects.extend(self.way_around_signatures().map(Effect::Log));
+        effects
+    }
+
+    /// Envelopes have to be signed, and whoever sends none at all passes: that is what the rules say, and is said.
+    fn way_around_signatures(&self) -> Option<LogLine> {
+        if self.config.signatures.is_none() || self.config.rules.when_missing == Choice::Reject {
+            return None;
+        }
+        let message = "envelope.signature is set, and by when_missing a request without any envelope passes: whoever can \
+                       remove a whole envelope on its way is held to no limit";
+        let mut line = LogLine::new(Level::Warn, "signatures_can_be_left_out", message);
+        line.rules = Some(self.config.rules.name.clone());
+        Some(line)
     }
 
     /// Writes a line, or holds it back.

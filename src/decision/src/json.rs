@@ -57,6 +57,23 @@ impl Node {
             _ => None,
         }
     }
+
+    /// The same, to be changed.
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Self> {
+        match self {
+            Self::Object(entries) => entries.iter_mut().find(|(name, _)| name == key).map(|(_, value)| value),
+            _ => None,
+        }
+    }
+
+    /// The values of an object, to be changed; of anything else none.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut Self> {
+        let entries: &mut [(String, Self)] = match self {
+            Self::Object(entries) => entries,
+            _ => &mut [],
+        };
+        entries.iter_mut().map(|(_, value)| value)
+    }
 }
 
 impl fmt::Display for Node {

@@ -55,6 +55,9 @@ pub trait SharedMemory {
 pub trait Host: SharedMemory {
     /// 128 random bits, or `None` if it has none.
     fn random(&mut self) -> Option<[u8; 16]>;
+
+    /// Seconds since 1970 (UTC), or `None` if it has no such clock.
+    fn unix_s(&mut self) -> Option<u64>;
 }
 
 /// The slot in which the gateway's own id stands, whatever the configuration.

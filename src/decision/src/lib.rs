@@ -50,6 +50,7 @@ pub mod policy;
 pub mod reply;
 pub mod routes;
 pub mod rules;
+pub mod signature;
 pub mod stream;
 pub mod usage;
 pub mod verdict;

@@ -27,7 +27,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use crate::class::{Code, FailureClass};
-use crate::config::{LimitHeaders, Mode, ModelSource};
+use crate::config::{FilterConfig, LimitHeaders, Mode, ModelSource};
 use crate::envelope;
 use crate::gatehouse::{Effect, Gatehouse};
 use crate::hold::Hold;
@@ -37,6 +37,7 @@ use crate::metric::Counter;
 use crate::operation::OperationId;
 use crate::outbox::Note;
 use crate::reply::{CLASS_HEADER, Refusal, limit_headers};
+use crate::signature;
 use crate::verdict::{Denial, LimitState};
 use crate::wire::DecideRequest;
 
@@ -182,8 +183,17 @@ impl Stream {
             .map(ToString::to_string);
         self.caller.request_id = single("x-request-id").and_then(request_id);
         self.takes_compressed = single("accept-encoding").is_some();
+        if let Some(signatures) = &config.signatures {
+            let request = signature::Request { method, path, headers };
+            if let Err(untrusted) = signatures.check(&config.prefix, request, || host.unix_s()) {
+                let why = untrusted.to_string();
+                self.ill_formed(gatehouse, Code::EnvelopeUntrusted, why, now_ms, &mut effects);
+                return effects;
+            }
+        }
         let needs_org = config.rules.gates.iter().any(crate::rules::GateRule::needs_org);
-        let fields = headers.iter().copied();
+        let is_checked = |name: &[u8]| config.signatures.is_some() && signature::is_signature(name, &config.prefix);
+        let fields = headers.iter().copied().filter(|(name, _)| !is_checked(name));
         match envelope::read(fields, &config.prefix, needs_org) {
             envelope::Reading::Missing => self.missing(gatehouse, now_ms, &mut effects),
             envelope::Reading::Malformed(why) => {
@@ -229,6 +239,22 @@ impl Stream {
     ) {
         let refusal = Refusal::Denied(Denial::plain(code, None));
         self.refuse(gatehouse, &refusal, Level::Warn, Some(why), now_ms, effects);
+    }
+
+    /// Trailers of the request pass. They come too late to be an envelope for us, and must not be one for the upstream.
+    pub fn on_request_trailers(config: &FilterConfig, trailers: &[Header<'_>]) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if config.strip {
+            for (name, _) in trailers {
+                if let (true, Ok(name)) = (
+                    signature::is_like_prefix(name, &config.prefix),
+                    core::str::from_utf8(name),
+                ) {
+                    effects.push(Effect::RemoveRequestTrailer(name.to_string()));
+                }
+            }
+        }
+        effects
     }
 
     /// The guest's own clock: ends the wait if it is over. Nothing happens before.

@@ -171,6 +171,9 @@ impl StreamContext {
                 Effect::RemoveRequestHeader(name) => {
                     let _ = host::remove_header(Map::Request, &name);
                 }
+                Effect::RemoveRequestTrailer(name) => {
+                    let _ = host::remove_header(Map::RequestTrailers, &name);
+                }
                 Effect::SetRequestHeader(name, value) => {
                     let _ = host::remove_header(Map::Request, name);
                     let _ = host::add_header(Map::Request, name, value);

@@ -23,6 +23,7 @@ type HostResult<T> = Result<T, Refused>;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Map {
     Request = 0,
+    RequestTrailers = 1,
     Response = 2,
     CalloutAnswer = 6,
 }
@@ -145,9 +146,19 @@ pub(crate) fn log(level: Level, message: &str) {
 /// Monotonic nanoseconds of WASI.
 pub(crate) fn monotonic_ns() -> HostResult<u64> {
     const MONOTONIC: u32 = 1;
+    wasi_ns(MONOTONIC)
+}
+
+/// Nanoseconds since 1970 of WASI.
+pub(crate) fn realtime_ns() -> HostResult<u64> {
+    const REALTIME: u32 = 0;
+    wasi_ns(REALTIME)
+}
+
+fn wasi_ns(clock: u32) -> HostResult<u64> {
     let mut time = 0;
     // SAFETY: the pointer is to a live u64.
-    checked(unsafe { import::clock_time_get(MONOTONIC, 1_000_000, &raw mut time) })?;
+    checked(unsafe { import::clock_time_get(clock, 1_000_000, &raw mut time) })?;
     Ok(time)
 }
 
@@ -371,6 +382,7 @@ extern "C" fn proxy_on_request_body(context: u32, size: usize, end_of_stream: u3
 
 #[unsafe(no_mangle)]
 extern "C" fn proxy_on_request_trailers(context: u32, _count: usize) -> u32 {
+    vm::on_request_trailers(context);
     u32::from(vm::on_request_body(context, 0, true))
 }
 

@@ -209,6 +209,15 @@ pub(crate) fn on_request_body(context: u32, size: usize, ends_here: bool) -> Hel
     held
 }
 
+/// The request's trailers, before they end its body.
+pub(crate) fn on_request_trailers(context: u32) {
+    let Some(stream) = stream(context) else { return };
+    let map = host::header_map(Map::RequestTrailers).ok();
+    let trailers = map.as_deref().and_then(header_map::parse).unwrap_or_default();
+    let effects = stream.event(|_, house, _| Stream::on_request_trailers(house.config(), &trailers));
+    stream.carry_out(context, effects.unwrap_or_default());
+}
+
 /// Response headers: the upstream's, or those of our own reply.
 pub(crate) fn on_response_headers(context: u32) {
     let Some(stream) = with(None, |vm| get(&vm.streams, context)) else {

@@ -62,9 +62,118 @@ pub enum Command {
         #[command(subcommand)]
         command: PolicyCommand,
     },
+    /// Signs envelopes as an edge does, or verifies them as the filter does
+    #[command(subcommand)]
+    Envelope(EnvelopeCommand),
     /// Shows runs that went on unmetered, and have been journaled for billing
     #[command(subcommand)]
     Unmetered(UnmeteredCommand),
+}
+
+/// What `envelope --help` shows at its end.
+const ENVELOPE_EXAMPLE: &str = r#"Example:
+
+  $ openssl rand -base64 32 > edge-1.secret
+  $ portcullis envelope sign --key-id edge-1 --secret-file edge-1.secret \
+      --method POST --path /v1/chat -H 'x-admission-owner-id: owner-1'
+  x-admission-signature: v1;key=edge-1;ts=1764000000;sig=...
+  $ portcullis envelope verify --key-id edge-1 --secret-file edge-1.secret \
+      --method POST --path /v1/chat -H 'x-admission-owner-id: owner-1' \
+      -H 'x-admission-signature: v1;key=edge-1;ts=1764000000;sig=...'
+  valid: signed by edge-1, 2 s ago
+
+The secret is base64 of 32 bytes or more. It comes from --secret-file (- is standard input) or from
+PORTCULLIS_ENVELOPE_SECRET, never from an argument, which every user of the machine could see.
+
+Exit codes: 0 signed, or valid; 1 the filter would refuse it, and why; 2 a fault in the arguments."#;
+
+/// The subcommands of `envelope`.
+#[derive(Debug, Subcommand)]
+pub enum EnvelopeCommand {
+    /// Prints the signature's header for a request
+    #[command(
+        long_about = "Prints the signature's header for a request.\n\n\
+        Covered are the method, the path with its query, the time, and every header under the prefix; other headers may be \
+        given and are not covered. docs/envelope-signature.md says how an edge does the same.",
+        after_long_help = ENVELOPE_EXAMPLE
+    )]
+    Sign(SignArguments),
+    /// Says whether the filter would trust a request's envelope, or exactly why not
+    #[command(
+        long_about = "Says whether the filter would trust a request's envelope, or exactly why not: the first fault that it \
+        would find, with the code that it would answer.\n\n\
+        With --config the keys, the prefix and the allowed age are those of a filter's configuration.",
+        after_long_help = ENVELOPE_EXAMPLE
+    )]
+    Verify(VerifyArguments),
+}
+
+/// A request on the command line.
+#[derive(Debug, Args)]
+pub struct RequestArguments {
+    /// The request's method
+    #[arg(long, value_name = "METHOD", default_value = "POST")]
+    pub method: String,
+    /// The request's path with its query, as the gateway's filter sees it
+    #[arg(long, value_name = "PATH")]
+    pub path: String,
+    /// A header, "name: value"; again for each
+    #[arg(long = "header", short = 'H', value_name = "HEADER")]
+    pub headers: Vec<String>,
+}
+
+/// A key on the command line.
+#[derive(Debug, Args)]
+pub struct KeyArguments {
+    /// The key's id
+    #[arg(long, value_name = "ID")]
+    pub key_id: Option<String>,
+    /// The file that holds the key's secret; - is standard input, and without it PORTCULLIS_ENVELOPE_SECRET counts
+    #[arg(long, value_name = "FILE")]
+    pub secret_file: Option<PathBuf>,
+}
+
+/// The arguments of `envelope sign`.
+#[derive(Debug, Args)]
+pub struct SignArguments {
+    /// The key
+    #[command(flatten)]
+    pub key: KeyArguments,
+    /// The request
+    #[command(flatten)]
+    pub request: RequestArguments,
+    /// The envelope's prefix
+    #[arg(long, value_name = "PREFIX", default_value = "x-admission-")]
+    pub prefix: String,
+    /// The time to sign, in seconds since 1970, instead of now
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..1_000_000_000_000))]
+    pub at: Option<u64>,
+    /// Prints the message that is signed instead of the header: to compare with what an edge signs
+    #[arg(long)]
+    pub message: bool,
+}
+
+/// The arguments of `envelope verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArguments {
+    /// The filter's configuration (JSON), instead of a key
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["key_id", "secret_file", "prefix", "max_age_s"])]
+    pub config: Option<PathBuf>,
+    /// The key
+    #[command(flatten)]
+    pub key: KeyArguments,
+    /// The request
+    #[command(flatten)]
+    pub request: RequestArguments,
+    /// The envelope's prefix
+    #[arg(long, value_name = "PREFIX", default_value = "x-admission-")]
+    pub prefix: String,
+    /// For how long a signature holds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub max_age_s: u64,
+    /// The time at which to judge, in seconds since 1970, instead of now
+    #[arg(long, value_name = "SECONDS")]
+    pub at: Option<u64>,
 }
 
 /// The subcommands of `unmetered`.

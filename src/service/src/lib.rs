@@ -20,6 +20,7 @@ pub mod check;
 pub mod cli;
 pub mod connections;
 pub mod decide;
+pub mod envelope;
 pub mod flights;
 pub mod give_back;
 pub mod http;

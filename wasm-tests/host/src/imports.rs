@@ -189,13 +189,13 @@ fn define_wasi(linker: &mut Linker<World>) -> Result<()> {
 /// The map of this number in the effective context.
 fn map(world: &mut World, kind: u32) -> Option<&mut Headers> {
     match kind {
-        0 | 2 => {
+        0..=2 => {
             let effective = world.effective;
             let stream = world.streams.get_mut(&effective).filter(|stream| !stream.is_deleted)?;
-            Some(if kind == 0 {
-                &mut stream.request
-            } else {
-                &mut stream.response
+            Some(match kind {
+                0 => &mut stream.request,
+                1 => &mut stream.request_trailers,
+                _ => &mut stream.response,
             })
         }
         6 => world.answer.as_mut().map(|(headers, _)| headers),

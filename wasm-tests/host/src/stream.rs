@@ -57,6 +57,8 @@ pub struct Stream {
     pub root: ContextId,
     /// The request's headers, as they are by now.
     pub request: Headers,
+    /// The request's trailers, as they are by now.
+    pub request_trailers: Headers,
     /// The response's headers, as they are by now: the upstream's, or those of the local reply.
     pub response: Headers,
     /// How far it has come.
@@ -104,6 +106,7 @@ impl Stream {
             id,
             root,
             request: Vec::new(),
+            request_trailers: Vec::new(),
             response: Vec::new(),
             phase: Phase::Created,
             replies: Vec::new(),

@@ -35,6 +35,7 @@ const fn quota(code: &'static str, message: Option<&'static str>) -> Refusal {
 }
 
 pub(crate) const ENVELOPE_MISSING: Refusal = envelope("ENVELOPE_MISSING", "envelope_missing");
+pub(crate) const ENVELOPE_UNTRUSTED: Refusal = envelope("ENVELOPE_UNTRUSTED", "envelope_malformed");
 pub(crate) const ENVELOPE_MALFORMED: Refusal = envelope("ENVELOPE_MALFORMED", "envelope_malformed");
 pub(crate) const ENVELOPE_PARTIAL: Refusal = envelope("ENVELOPE_PARTIAL", "envelope_malformed");
 pub(crate) const RATE_LIMITED: Refusal = quota("RATE_LIMITED", Some("shared inference rate limit exceeded"));

@@ -44,6 +44,7 @@ mod postgres;
 mod proxy;
 mod routes;
 mod shadow;
+mod signatures;
 #[path = "../../../src/service/tests/stores/mod.rs"]
 mod stores;
 mod stores_limiter;

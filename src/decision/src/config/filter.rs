@@ -8,11 +8,13 @@ use super::Profile;
 use super::faults::{Faults, shown};
 use super::rule_file::{check_with_profile, named_or_inline};
 use super::section::{Section, integer_of, retired_switch, root, word_of};
+use super::signature::{fingerprint_without_secrets, read_signatures};
 use crate::json::Node;
 use crate::limits::LARGEST_LIMIT;
 use crate::log_line::{Level, LogLine};
 use crate::routes::Route;
 use crate::rules::{Gate, Rules};
+use crate::signature::Signatures;
 
 /// Whether rejections are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -98,6 +100,8 @@ pub struct FilterConfig {
     pub prefix: String,
     /// Whether the envelope is kept from the upstream.
     pub strip: bool,
+    /// Whose signatures an envelope needs; `None` trusts whatever comes.
+    pub signatures: Option<Signatures>,
     /// What is guarded; `None` guards everything but `OPTIONS`.
     pub routes: Option<Vec<Route>>,
     /// Where the model is read.
@@ -126,6 +130,16 @@ impl FilterConfig {
         let mut faults = Faults::default();
         let config = root(text, &mut faults).and_then(|node| read(&node, &mut faults));
         faults.into_result(config)
+    }
+
+    /// A short fingerprint of the text that this was parsed from. Secrets don't go into it, so that nothing of them comes out
+    /// of it: one that was replaced under the same id leaves it as it was.
+    pub fn fingerprint(&self, text: &[u8]) -> String {
+        if self.signatures.is_some() {
+            fingerprint_without_secrets(text)
+        } else {
+            super::fingerprint(text)
+        }
     }
 
     /// What is wrong with these rules on a host that can or can't tick: an ERROR line refuses the configuration. Slots are
@@ -161,7 +175,7 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
         .and_then(|node| named_or_inline("rules", node, faults));
     let modes = [("enforce", Mode::Enforce), ("shadow", Mode::Shadow)];
     let mode = section.word("mode", &modes, faults).unwrap_or(Mode::Enforce);
-    let (prefix, strip) = read_envelope(&mut section, faults);
+    let (prefix, strip, signatures) = read_envelope(&mut section, faults);
     let routes = section.get("routes").and_then(|node| read_routes(node, faults));
     let (model, body) = read_model(&mut section, faults);
     let default_output_reservation = subsection(&mut section, "tokens", faults, |tokens, faults| {
@@ -188,6 +202,7 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
         mode,
         prefix,
         strip,
+        signatures,
         routes,
         model,
         body,
@@ -228,9 +243,10 @@ pub(super) fn read_profile(section: &mut Section<'_>, faults: &mut Faults) -> Op
     }
 }
 
-fn read_envelope(section: &mut Section<'_>, faults: &mut Faults) -> (String, bool) {
+fn read_envelope(section: &mut Section<'_>, faults: &mut Faults) -> (String, bool, Option<Signatures>) {
     let mut prefix = "x-admission-".to_owned();
     let mut strip = true;
+    let mut signatures = None;
     subsection(section, "envelope", faults, |envelope, faults| {
         if let Some(text) = envelope.text("prefix", faults) {
             let well_formed = (2..=64).contains(&text.len())
@@ -249,9 +265,12 @@ fn read_envelope(section: &mut Section<'_>, faults: &mut Faults) -> (String, boo
             }
         }
         strip = envelope.boolean("strip", faults).unwrap_or(strip);
+        signatures = envelope
+            .get("signature")
+            .and_then(|node| read_signatures(&envelope.path("signature"), node, faults));
         Some(())
     });
-    (prefix, strip)
+    (prefix, strip, signatures)
 }
 
 fn read_routes(node: &Node, faults: &mut Faults) -> Option<Vec<Route>> {

@@ -231,3 +231,119 @@ fn absent_empty_and_null_tiers_are_the_same() {
         crate::limits::Limit::Blocked
     );
 }
+
+#[cfg(feature = "signature")]
+mod signatures {
+    use super::*;
+
+    const SECRET: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+    fn text(signature: &str) -> String {
+        std::format!(
+            r#"{{"profile": "production", "rules": "fail-closed", "model": {{"from": "header"}},
+                "decision": {{"upstream": "p"}}, "envelope": {{"signature": {signature}}}}}"#
+        )
+    }
+
+    fn fingerprint_of(text: &str) -> String {
+        FilterConfig::parse(text.as_bytes())
+            .unwrap()
+            .fingerprint(text.as_bytes())
+    }
+
+    #[test]
+    fn signatures_have_keys_by_id_and_an_allowed_age_and_show_no_secret() {
+        let config = FilterConfig::parse(
+            text(&std::format!(
+                r#"{{"keys": {{"new": {{"secret": "{SECRET}"}}, "old-1": {{"secret": "{}"}}}}, "max_age_s": 30}}"#,
+                SECRET.replace("AAEC", "ZZZZ")
+            ))
+            .as_bytes(),
+        )
+        .unwrap();
+        let shown = std::format!("{config:?}");
+        assert!(
+            !shown.contains(SECRET) && shown.contains("Secret(not shown)"),
+            "{shown}"
+        );
+        let signatures = config.signatures.unwrap();
+        assert_eq!(signatures.key_ids().collect::<Vec<_>>(), ["new", "old-1"]);
+        assert_eq!(signatures.max_age_s(), 30);
+    }
+
+    #[test]
+    fn every_fault_of_a_key_is_told_and_none_tells_a_secret() {
+        let secret = SECRET.replace("AAEC", "hunter2/");
+        let cases = [
+            (
+                std::format!(r#""{secret}""#),
+                "envelope.signature: must be an object, is a string",
+            ),
+            ("{}".into(), "envelope.signature.keys: required, and missing"),
+            (
+                r#"{"keys": {}}"#.into(),
+                "envelope.signature.keys: must have 1 to 64 keys, has 0",
+            ),
+            (
+                std::format!(r#"{{"keys": "{secret}"}}"#),
+                "envelope.signature.keys: must be an object, is a string",
+            ),
+            (
+                std::format!(r#"{{"keys": {{"k": "{secret}"}}}}"#),
+                "envelope.signature.keys.k: must be an object, is a string",
+            ),
+            (
+                std::format!(r#"{{"keys": {{"{secret}": {{"secret": "k"}}}}}}"#),
+                "envelope.signature.keys[0]: an id must be 1 to 32 letters, digits, \".\", \"_\" or \"-\"; it is not shown",
+            ),
+            (
+                r#"{"keys": {"k": {"secret": ["hunter2"]}}}"#.into(),
+                "envelope.signature.keys.k.secret: must be a string, is an array",
+            ),
+            (
+                r#"{"keys": {"k": {"secret": "hunter2"}}}"#.into(),
+                "envelope.signature.keys.k.secret: must be base64 (with + and /, padded or not); its value is not shown",
+            ),
+            (
+                r#"{"keys": {"k": {"secret": "aHVudGVyMg=="}}}"#.into(),
+                "envelope.signature.keys.k.secret: must be 32 to 1024 bytes once decoded, is 7: `openssl rand -base64 32` makes one",
+            ),
+            (
+                std::format!(r#"{{"keys": {{"k": {{"secret": "{SECRET}"}}, "k": {{"secret": "{SECRET}"}}}}}}"#),
+                "envelope.signature.keys.k: stands twice",
+            ),
+            (
+                std::format!(r#"{{"keys": {{"k": {{"secret": "{SECRET}", "secrte": "hunter2"}}}}}}"#),
+                "envelope.signature.keys.k.secrte: unknown key; did you mean \"secret\"?",
+            ),
+            (
+                std::format!(r#"{{"keys": {{"k": {{"secret": "{SECRET}"}}}}, "max_age_s": 0}}"#),
+                "envelope.signature.max_age_s: must be an integer from 1 to 3600, is 0",
+            ),
+        ];
+        for (signature, expected) in cases {
+            let faults = filter_faults(&text(&signature));
+            assert_eq!(faults, [expected]);
+            for fault in faults {
+                assert!(!fault.contains("hunter2") && !fault.contains("BgcICQ"), "{fault}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_fingerprint_tells_ids_and_ages_apart_and_no_secrets() {
+        let of = |id: &str, secret: &str, age: u64| {
+            fingerprint_of(&text(&std::format!(
+                r#"{{"keys": {{"{id}": {{"secret": "{secret}"}}}}, "max_age_s": {age}}}"#
+            )))
+        };
+        let other = SECRET.replace("AAEC", "ZZZZ");
+        let one = of("k1", SECRET, 60);
+        // The same on every machine: pinned here, and run in Node too.
+        assert_eq!(one, "1d8662419a98eed2");
+        assert_eq!(one, of("k1", &other, 60));
+        assert_eq!(one, of("k1", &other.replace('/', "\\/"), 60));
+        assert_ne!(one, of("k2", SECRET, 60));
+        assert_ne!(one, of("k1", SECRET, 61));
+    }
+}

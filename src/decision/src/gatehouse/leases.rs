@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use hashbrown::HashMap;
 
 use super::{Callout, Effect, Gatehouse};
-use crate::config::{FilterConfig, LeaseConfig, fingerprint};
+use crate::config::{FilterConfig, LeaseConfig};
 use crate::lease::{
     Bundle, Fetched, GATEWAY_SLOT, Host, Installed, Take, Times, Unspent, Written, are_leasable, install, nothing_came,
     remember, retire, take,
@@ -47,11 +47,11 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    pub(super) fn of(config: &FilterConfig, text: &[u8]) -> Self {
+    pub(super) fn of(config: &FilterConfig, fingerprint: &str) -> Self {
         let is_on = config.leases.max_requests > 0 && are_leasable(&config.rules);
         Self {
             config: is_on.then_some(config.leases),
-            configuration: alloc::format!("{}/{}", config.decision.upstream, fingerprint(text)),
+            configuration: alloc::format!("{}/{fingerprint}", config.decision.upstream),
             fetch_ms: config.decision.timeout_ms,
             ..Self::default()
         }

@@ -17,11 +17,16 @@ pub(crate) struct Memory {
     refuses: bool,
     pub(crate) is_absent: bool,
     pub(crate) has_no_random: bool,
+    pub(crate) unix_s: Option<u64>,
 }
 
 impl Host for Memory {
     fn random(&mut self) -> Option<[u8; 16]> {
         (!self.has_no_random).then_some([7; 16])
+    }
+
+    fn unix_s(&mut self) -> Option<u64> {
+        self.unix_s
     }
 }
 

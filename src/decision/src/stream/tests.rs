@@ -16,6 +16,8 @@ use crate::wire::{DecideAnswer, LARGEST_ANSWER};
 mod bodies;
 mod leasing;
 mod settling;
+#[cfg(feature = "signature")]
+mod signed;
 
 const TIMEOUT_MS: u64 = 250;
 

@@ -25,6 +25,10 @@ impl Host for Alone {
     fn random(&mut self) -> Option<[u8; 16]> {
         Some(self.0)
     }
+
+    fn unix_s(&mut self) -> Option<u64> {
+        None
+    }
 }
 
 /// A gatehouse whose clock stands still.

@@ -12,6 +12,7 @@
 mod command_line;
 mod deciding;
 mod ending;
+mod envelopes;
 mod leasing;
 mod process;
 mod settling;

@@ -16,10 +16,11 @@ use crate::wire::{Answer, Client};
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Settings that a test must not inherit.
-const SETTINGS: [&str; 6] = [
+const SETTINGS: [&str; 7] = [
     "REDIS_URL",
     "POSTGRES_DSN",
     "PORTCULLIS_PROFILE",
+    "PORTCULLIS_ENVELOPE_SECRET",
     "PORTCULLIS_ALLOW_PASSTHROUGH",
     "IBEX_MODEL_POLICY_ALLOW_PASSTHROUGH",
     "RUST_LOG",

@@ -37,8 +37,14 @@ impl TestHost {
 
     /// The client sends trailers, which end its request.
     pub fn trailers(&mut self, stream: ContextId) {
+        self.send_trailers(stream, &[("x-trailer", "t")]);
+    }
+
+    /// The client sends these trailers, which end its request.
+    pub fn send_trailers(&mut self, stream: ContextId, lines: &[(&str, &str)]) {
         let keeps_back = !self.world().personality.gives_body_while_paused;
         let record = self.record(stream);
+        record.request_trailers = headers(lines);
         record.has_sent_all = true;
         if record.phase == Phase::Replied || record.is_ended {
             return;

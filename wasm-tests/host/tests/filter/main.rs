@@ -28,6 +28,7 @@ mod llm;
 mod memory;
 mod poor_hosts;
 mod scene;
+mod signatures;
 mod slots;
 #[path = "../../../../src/decision/tests/table/mod.rs"]
 mod table;

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::lease_scene::{MAX_AGE_MS, leasing};
 use crate::llm::{CALL, EVENTS, admit_with_hold, called, metered_rules, reading};
 use crate::scene::{admit, assert_clean, configuration, decide_of, deny, host, rules, verdict};
+use crate::signatures::{WALL_START_S, signature, signing};
 
 /// How often a scenario is done before it is measured.
 const WARM_UP: usize = 3;
@@ -16,10 +17,12 @@ const PIECE: usize = 16 * 1024;
 type Scenario = (&'static str, fn() -> Ledger);
 
 /// Every scenario, by name.
-pub(super) const SCENARIOS: [Scenario; 15] = [
+pub(super) const SCENARIOS: [Scenario; 17] = [
     ("unguarded route", unguarded),
     ("no envelope, admitted", no_envelope),
     ("malformed envelope", malformed),
+    ("unsigned envelope", unsigned),
+    ("exact, signed", exact_signed),
     ("exact, admitted", exact_admit),
     ("exact, denied", exact_deny),
     ("leased, stripped", || leased_admit(true, "denied")),
@@ -107,6 +110,25 @@ fn malformed() -> Ledger {
     measured(&mut host(&configuration(&rules("costs", "reject"))), |host| {
         let stream = host.request(&lines);
         refused(host, stream, 503);
+    })
+}
+
+fn unsigned() -> Ledger {
+    measured(&mut host(&signing("reject")), |host| {
+        let stream = host.request(&REQUEST);
+        refused(host, stream, 503);
+    })
+}
+
+fn exact_signed() -> Ledger {
+    let value = signature(&REQUEST, "k1", WALL_START_S);
+    let mut lines = REQUEST.to_vec();
+    lines.push(("x-admission-signature", &value));
+    measured(&mut host(&signing("reject")), |host| {
+        let stream = host.request(&lines);
+        let callout = decide_of(host, stream);
+        admit(host, &callout);
+        answered(host, stream);
     })
 }
 
