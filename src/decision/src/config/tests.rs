@@ -234,6 +234,9 @@ fn absent_empty_and_null_tiers_are_the_same() {
 
 #[cfg(feature = "signature")]
 mod signatures {
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
     use super::*;
 
     const SECRET: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
