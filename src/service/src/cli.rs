@@ -246,7 +246,7 @@ pub enum PolicyCommand {
 #[derive(Debug, Args)]
 #[command(after_long_help = "Environment, which beats the file (empty counts as unset):\n  \
     PORTCULLIS_PROFILE  development, staging or production\n  \
-    REDIS_URL           the limiter\n  \
+    REDIS_URL           the limiter: redis://, rediss:// (TLS), redis-cluster:// or rediss-cluster://\n  \
     POSTGRES_DSN        the policy and metering store")]
 pub struct ServeArguments {
     /// The service's configuration (JSON)

@@ -109,6 +109,9 @@ pub enum StoreFault {
     /// The store lacks our tables, or they are too old.
     #[error("the tables are missing or too old")]
     Schema,
+    /// The cluster as a whole, or the part of it that is asked for, is served by nobody.
+    #[error("the cluster is down, or a part of it")]
+    ClusterDown,
     /// Not asked: the last attempts failed, and the next one is not due.
     #[error("not asked, after failures")]
     CircuitOpen,
@@ -127,6 +130,7 @@ impl StoreFault {
             Self::NotSensible => "not_sensible",
             Self::PoolExhausted => "pool_exhausted",
             Self::Schema => "schema",
+            Self::ClusterDown => "cluster_down",
             Self::CircuitOpen => "circuit_open",
         }
     }
@@ -152,14 +156,18 @@ impl StoreFault {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenFault {
     /// No store for this scheme.
-    #[error("this version has no limiter for {scheme}://; redis:// and rediss:// are, and memory: for development")]
+    #[error(
+        "this version has no limiter for {scheme}://; redis://, rediss://, redis-cluster:// and rediss-cluster:// are, and \
+         memory: for development"
+    )]
     UnknownScheme {
         /// The scheme: all of the address that may be shown.
         scheme: String,
     },
     /// Not an address, though its scheme is known. Which of the keys it came from, the configuration no longer says.
     #[error(
-        "must be redis[s]://[[user]:password@]host[:port][/database], from the first that is set of REDIS_URL, \
+        "must be redis[s]://[[user]:password@]host[:port][/database] or \
+         redis[s]-cluster://[[user]:password@]host[:port][,host[:port]...], from the first that is set of REDIS_URL, \
          limiter.url and store_url (its value is not shown)"
     )]
     MalformedAddress,
@@ -175,6 +183,7 @@ pub fn open(config: &LimiterConfig) -> Result<Option<Arc<dyn Limiter>>, OpenFaul
     match url.scheme() {
         "memory" => Ok(Some(Arc::new(memory::MemoryLimiter::default()))),
         "redis" | "rediss" => Ok(Some(Arc::new(redis::RedisLimiter::open(url, config)?))),
+        "redis-cluster" | "rediss-cluster" => Ok(Some(Arc::new(redis::cluster::ClusterLimiter::open(url, config)?))),
         scheme => Err(OpenFault::UnknownScheme {
             scheme: scheme.to_owned(),
         }),

@@ -218,7 +218,7 @@ fn read_profile(section: &mut Section<'_>, environment: &Environment, faults: &m
     word_of("PORTCULLIS_PROFILE", &Node::Text(name.to_owned()), &profiles, faults).flatten()
 }
 
-const LIMITER_SCHEMES: [&str; 4] = ["redis", "rediss", "redis-cluster", "memory"];
+const LIMITER_SCHEMES: [&str; 5] = ["redis", "rediss", "redis-cluster", "rediss-cluster", "memory"];
 const POLICY_SCHEMES: [&str; 3] = ["postgres", "postgresql", "file"];
 const METERING_SCHEMES: [&str; 3] = ["postgres", "postgresql", "memory"];
 

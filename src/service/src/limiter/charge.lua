@@ -11,6 +11,7 @@
 --               length of a fresh window in ms
 -- ARGV[... 3]  only for a block, and only without slots: the most admissions, how many parts what is left is divided into,
 --               '1' if no request waits for it ('0' if one does)
+-- ARGV[...]    only for a block in a cluster: 'exact'. The size has been settled with the other groups: that many, or none
 --
 -- Returns {id, 'granted' | 'denied', then three for each entry: used, ms until the window ends, 1 if exhausted}
 -- (after the charge if granted, before it if denied) or {id, 'cancelled'}. If a block was asked for, {id, 'block', how many
@@ -55,6 +56,8 @@ local entries = {}
 local denied = false
 local most = tonumber(ARGV[4 * #KEYS])
 local parts, is_ahead = tonumber(ARGV[4 * #KEYS + 1]), ARGV[4 * #KEYS + 2] == '1'
+local is_exact = ARGV[4 * #KEYS + 3] == 'exact'
+local times = is_exact and most or 1
 for i = 2, #KEYS do
   local at = 4 * (i - 1)
   local entry = {
@@ -84,7 +87,7 @@ for i = 2, #KEYS do
     entry.reset = entry.ends > 0 and entry.ends - now or entry.window
   end
   -- Neither is above 2^53, and a limit is below it, so a sum that is rounded is still on the right side of the limit.
-  entry.exhausted = entry.limit == 0 or entry.used + entry.cost > entry.limit
+  entry.exhausted = entry.limit == 0 or entry.used + entry.cost * times > entry.limit
   denied = denied or entry.exhausted
   entries[#entries + 1] = entry
 end
@@ -104,6 +107,8 @@ if most and record then
   for ends in string.gmatch(record, '\n[rb] (%d+) ') do
     admissions = tonumber(ends) > now and admissions or own
   end
+elseif is_exact then
+  admissions = most
 elseif most and not denied then
   -- Divided by fmod, which is exact, where a quotient of doubles would be rounded.
   local function whole_parts(amount, part)

@@ -3,6 +3,7 @@
 --
 -- KEYS[1]  the record of the operation that charged the block
 -- KEYS[2]  the record under the return's own id
+-- KEYS[..] only in a cluster: what the operation took, in this group
 -- ARGV[1]  the return's id: echoed
 -- ARGV[2]  requests that go back, at most 2^53
 -- ARGV[3]  tokens that go back, from -2^53 to 2^53; fewer than none are charged
@@ -15,7 +16,7 @@
 --   outlives the block's record, without which there is nothing to give back.
 -- * Only 'r' and 'b' lines go back in parts (see charge.lua): what the request itself took is its settlement's and its
 --   cancel's. No more goes back than the line still has, so that a cancel gives back exactly the rest.
--- * The amounts go to the windows that were charged and to no later ones of the same keys (their ends differ), never below
+-- * The amounts go to the windows that were charged and to no later ones of the same keys (see cancel.lua), never below
 --   zero, and not over 2^53 (see settle.lua).
 -- * All that can fail comes before the writes, so that a return which is asked again was made as a whole or not at all. The
 --   keys stand in the record (see cancel.lua).
@@ -40,7 +41,8 @@ for kind, rest in string.gmatch(record, '(%a) ([^\n]*)\n') do
   local back = back_by_kind[kind]
   if back then
     local ends, amount, key = string.match(rest, '^(%d+) (%d+) (.*)$')
-    local value = text(redis.call('PEXPIRETIME', key)) == ends and redis.call('GET', key)
+    local is_same = math.abs(redis.call('PEXPIRETIME', key) - tonumber(ends)) < 500
+    local value = is_same and redis.call('GET', key)
     if value and string.find(value, '^%d+$') then
       local used, mine = tonumber(value), tonumber(amount)
       local given = math.max(0, math.min(back, mine))

@@ -2,6 +2,7 @@
 -- Prolongs the slots of an operation.
 --
 -- KEYS[1]  the operation's record
+-- KEYS[..] only in a cluster: what it took, in this group
 -- ARGV[1]  the operation's id: echoed
 -- ARGV[2]  how long a slot lives from now, in ms
 -- ARGV[3]  how long the record outlives what was taken, in ms

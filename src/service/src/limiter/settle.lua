@@ -2,6 +2,7 @@
 -- Frees the slots of an operation and, if told the tokens, replaces its holds of tokens by them, once.
 --
 -- KEYS[1]  the operation's record
+-- KEYS[..] only in a cluster: what it took, in this group
 -- ARGV[1]  the operation's id: echoed
 -- ARGV[2]  what each window of tokens is charged in place of the hold, at most 2^53; absent: the holds stay as they are
 --
@@ -14,7 +15,7 @@
 -- * A hold of tokens is a 't' line. It becomes a 'w' line with the new amount: a second settlement finds no hold, and a
 --   cancel gives back what is then charged. Windows of requests, and all those that an older version wrote, are 'w' lines
 --   from the start, and stay as they were charged; so do the lines of a block, which goes back in parts (part.lua).
--- * The amount goes to the window that was charged and to no later one of the same key (their ends differ). It may go over
+-- * The amount goes to the window that was charged and to no later one of the same key (see cancel.lua). It may go over
 --   a limit, since the tokens are used, but not over 2^53, the last integer that Lua's numbers tell apart; and the share
 --   of others never below zero, whatever was done to the counter.
 -- * All that can fail comes before the counters and the record are written, so that a settlement which is asked again was
@@ -40,7 +41,8 @@ for kind, rest in string.gmatch(record, '(%a) ([^\n]*)\n') do
     redis.call('ZREM', rest, op)
   elseif kind == 't' and tokens then
     local ends, amount, key = string.match(rest, '^(%d+) (%d+) (.*)$')
-    local value = text(redis.call('PEXPIRETIME', key)) == ends and redis.call('GET', key)
+    local is_same = math.abs(redis.call('PEXPIRETIME', key) - tonumber(ends)) < 500
+    local value = is_same and redis.call('GET', key)
     if value and string.find(value, '^%d+$') then
       local others = math.max(0, tonumber(value) - tonumber(amount))
       local used = math.min(others + tokens, 9007199254740992)

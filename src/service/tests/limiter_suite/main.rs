@@ -29,6 +29,11 @@ macro_rules! suite {
                 super::$file::$case(super::subject::Subject::store("redis-server").await.unwrap()).await;
             })+)+
         }
+        mod cluster {
+            $($(#[tokio::test] async fn $case() {
+                super::$file::$case(super::subject::Subject::cluster().await.unwrap()).await;
+            })+)+
+        }
         /// Passes without a look where no such server is installed.
         mod valkey {
             $($(#[tokio::test] async fn $case() {

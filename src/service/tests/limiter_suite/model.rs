@@ -14,12 +14,15 @@ use portcullis_decision::wire::Return;
 use portcullis_service::limiter::Limiter;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-use crate::stores::{Store, open};
+use crate::stores::{Store, cluster, open, open_under};
 use crate::subject::{entry, id, soon};
 
 const RUNS: u64 = 60;
+/// Fewer, since each of its operations is several round trips.
+const RUNS_ON_A_CLUSTER: u64 = 12;
 const STEPS: u64 = 15;
 const STEP_MS: u64 = 400;
 /// One and a half steps. Windows are of 1 s and 3 s, two and a half and seven and a half.
@@ -200,21 +203,34 @@ fn agree(ours: &Charged, theirs: &Charged) -> bool {
 #[tokio::test]
 async fn random_operations_have_the_outcomes_of_the_model() {
     let store = Store::redis().await;
-    let limiter = open(&store.url(), 5_000);
+    compare(open(&store.url(), 5_000), RUNS).await;
+}
+
+/// Each run has two groups and a third, to look with: they lie on any of the members.
+#[tokio::test]
+async fn random_operations_on_a_cluster_have_the_outcomes_of_the_model() {
+    let url = cluster::shared().await.url();
+    compare(open_under(&url, 5_000, &cluster::fresh_prefix()), RUNS_ON_A_CLUSTER).await;
+}
+
+async fn compare(limiter: Arc<dyn Limiter>, count: u64) {
+    // One after the other: two of these would be late because of each other.
+    static TURN: Mutex<()> = Mutex::const_new(());
+    let _turn = TURN.lock().await;
     limiter.ping(soon()).await.unwrap();
     let mut runs = tokio::task::JoinSet::new();
-    for seed in 0..RUNS {
+    for seed in 0..count {
         let limiter = Arc::clone(&limiter);
         runs.spawn(async move {
             // Not all at the same moment: the server is to be late for none.
-            sleep_until(Instant::now() + Duration::from_millis(seed * STEP_MS / RUNS)).await;
-            for attempt in 0..8 {
+            sleep_until(Instant::now() + Duration::from_millis(seed * STEP_MS / count)).await;
+            for attempt in 0..16 {
                 let mut run = Run {
                     limiter: Arc::clone(&limiter),
                     ledger: Ledger::default(),
                     random: StdRng::seed_from_u64(seed),
                     name: format!("{seed}-{attempt}"),
-                    first_op: u32::try_from(seed * 1_000 + attempt * 100).unwrap(),
+                    first_op: u32::try_from(seed * 2_000 + attempt * 100).unwrap(),
                     history: Vec::new(),
                 };
                 if run.go().await {

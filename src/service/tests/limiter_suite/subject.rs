@@ -11,7 +11,7 @@ use portcullis_decision::rules::Gate;
 use portcullis_service::limiter::Limiter;
 use tokio::time::Instant;
 
-use crate::stores::{Store, is_installed, open};
+use crate::stores::{Store, cluster, eventually, is_installed, open, open_under};
 
 pub(crate) const SLOT_TTL: Duration = Duration::from_millis(400);
 pub(crate) const LARGEST: u64 = (1 << 53) - 1;
@@ -36,6 +36,20 @@ impl Subject {
             limiter: open(&store.url(), 2_000),
             _store: Some(store),
         })
+    }
+
+    /// One cluster for all cases: it takes seconds to form, and prefixes keep them apart.
+    pub(crate) async fn cluster() -> Option<Self> {
+        let url = cluster::shared().await.url();
+        let limiter = open_under(&url, 2_000, &cluster::fresh_prefix());
+        // These live on all of its members, and nothing fits into the first.
+        let names = (0..16).map(|n| entry(&format!("everywhere-{n}"), Resource::Requests, n, 1));
+        let everywhere = plan(999_999, &names.collect::<Vec<_>>());
+        eventually("every member answers", async || {
+            limiter.charge(&everywhere, SLOT_TTL, soon()).await.ok()
+        })
+        .await;
+        Some(Self { limiter, _store: None })
     }
 
     pub(crate) async fn valkey() -> Option<Self> {

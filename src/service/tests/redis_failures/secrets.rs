@@ -75,10 +75,9 @@ fn an_address_that_cannot_be_used_ends_the_start_with_code_2_and_is_not_shown() 
         ("redis://:hunter2@", "redis[s]://"),
         ("redis://:hunter2@host/database", "redis[s]://"),
         ("rediss://:hunter2@host#sure", "redis[s]://"),
-        (
-            "redis-cluster://:hunter2@host",
-            "this version has no limiter for redis-cluster://",
-        ),
+        ("redis-cluster://:hunter2@host:port", "redis[s]-cluster://"),
+        ("redis-cluster://:hunter2@host,", "redis[s]-cluster://"),
+        ("rediss-cluster://:hunter2@host/1", "redis[s]-cluster://"),
         ("hunter2", "REDIS_URL"),
     ] {
         let mut command = portcullis(&[("REDIS_URL", url)]);

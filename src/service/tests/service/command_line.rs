@@ -155,7 +155,7 @@ fn an_address_that_no_limiter_can_be_made_of_is_exit_code_2_and_is_not_shown() {
     let folder = TempDir::new().unwrap();
     file(folder.path(), "service.json", SERVICE);
     for address in [
-        "redis-cluster://:hunter2@store.internal:6379",
+        "redis-cluster://:hunter2@store.internal:6379/2",
         "redis://:hunter2@store.internal:banana",
     ] {
         let settings = [("REDIS_URL", address)];

@@ -3,6 +3,8 @@
 //! Left out on purpose: what is tested with them.
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
+pub(crate) mod cluster;
+
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -135,7 +137,8 @@ impl Store {
         self.admin_url = url;
     }
 
-    async fn try_run(&self, words: &[&str]) -> Option<Value> {
+    /// Runs a command as the tester, if it can.
+    pub(crate) async fn try_run(&self, words: &[&str]) -> Option<Value> {
         let client = redis::Client::open(self.admin_url.as_str()).unwrap();
         let mut connection = client.get_multiplexed_async_connection().await.ok()?;
         let mut command = redis::cmd(words.first()?);
@@ -241,4 +244,11 @@ pub(crate) fn limiter_config(url: &str, op_timeout_ms: u64) -> LimiterConfig {
 /// A limiter as the service opens it.
 pub(crate) fn open(url: &str, op_timeout_ms: u64) -> Arc<dyn Limiter> {
     limiter::open(&limiter_config(url, op_timeout_ms)).unwrap().unwrap()
+}
+
+/// The same, with a prefix of its own in a store that is shared.
+pub(crate) fn open_under(url: &str, op_timeout_ms: u64, prefix: &str) -> Arc<dyn Limiter> {
+    let mut config = limiter_config(url, op_timeout_ms);
+    prefix.clone_into(&mut config.key_prefix);
+    limiter::open(&config).unwrap().unwrap()
 }

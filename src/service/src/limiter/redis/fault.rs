@@ -16,6 +16,35 @@ pub(super) enum Then {
     Redial,
 }
 
+/// Where a member of a cluster sends a call that it does not answer itself. The call was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Elsewhere {
+    /// To the owner of the slot.
+    Moved(Address),
+    /// To who is about to own the slot, for this once.
+    Ask(Address),
+    /// Nowhere yet: the keys of the call are on their way from one member to another.
+    Soon,
+}
+
+/// Host and port. Without a host, it is that of whoever said it.
+pub(super) type Address = (String, u16);
+
+/// Whether an error reply says that a call belongs elsewhere.
+pub(super) fn elsewhere(error: &ServerError) -> Option<Elsewhere> {
+    let named = || {
+        let (_, address) = error.details()?.split_once(' ')?;
+        let (host, port) = address.trim().rsplit_once(':')?;
+        Some((host.to_owned(), port.parse().ok()?))
+    };
+    match error.kind()? {
+        ServerErrorKind::Moved => named().map(Elsewhere::Moved),
+        ServerErrorKind::Ask => named().map(Elsewhere::Ask),
+        ServerErrorKind::TryAgain => Some(Elsewhere::Soon),
+        _ => None,
+    }
+}
+
 /// What an error reply means.
 pub(super) fn of_reply(error: &ServerError) -> (StoreFault, Then) {
     match (error.kind(), error.code()) {
@@ -28,14 +57,13 @@ pub(super) fn of_reply(error: &ServerError) -> (StoreFault, Then) {
         (Some(ServerErrorKind::NoPerm), _) => (StoreFault::AccessDenied, Then::Keep),
         // Somebody else's script runs for longer than the server's patience.
         (_, "BUSY") => (StoreFault::Timeout, Then::Redial),
+        // Nobody serves this one slot; others may be served here.
+        (Some(ServerErrorKind::ClusterDown), _) if says(error, "not served") => (StoreFault::ClusterDown, Then::Keep),
+        (Some(ServerErrorKind::ClusterDown), _) => (StoreFault::ClusterDown, Then::Redial),
         // A member of a cluster: the keys of one charge do not all live there.
         (
             Some(
-                ServerErrorKind::Moved
-                | ServerErrorKind::Ask
-                | ServerErrorKind::ClusterDown
-                | ServerErrorKind::CrossSlot
-                | ServerErrorKind::TryAgain,
+                ServerErrorKind::Moved | ServerErrorKind::Ask | ServerErrorKind::CrossSlot | ServerErrorKind::TryAgain,
             ),
             _,
         ) => (StoreFault::NotSensible, Then::Redial),
@@ -46,8 +74,11 @@ pub(super) fn of_reply(error: &ServerError) -> (StoreFault, Then) {
 
 /// A command that the user may not run, met inside a script: only the text says so.
 fn is_refused_in_script(error: &ServerError) -> bool {
-    let says = |words| error.details().is_some_and(|text| text.contains(words));
-    says("user executing the script can't") || says("ACL failure in script")
+    says(error, "user executing the script can't") || says(error, "ACL failure in script")
+}
+
+fn says(error: &ServerError, words: &str) -> bool {
+    error.details().is_some_and(|text| text.contains(words))
 }
 
 /// What an error of the client means: the reply never came, or could not be read.
@@ -97,6 +128,7 @@ mod tests {
             ("NOAUTH Authentication required.", StoreFault::AccessDenied),
             ("BUSY Redis is busy running a script.", StoreFault::Timeout),
             ("MOVED 3999 127.0.0.1:6381", StoreFault::NotSensible),
+            ("CLUSTERDOWN The cluster is down", StoreFault::ClusterDown),
         ] {
             assert_eq!(of_reply(&reply(line)), (fault, Then::Redial), "{line}");
         }
@@ -118,9 +150,30 @@ mod tests {
                 StoreFault::AccessDenied,
             ),
             ("ERR unknown command 'EVAL'", StoreFault::NotSensible),
+            ("CLUSTERDOWN Hash slot not served", StoreFault::ClusterDown),
             ("", StoreFault::NotSensible),
         ] {
             assert_eq!(of_reply(&reply(line)), (fault, Then::Keep), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_member_of_a_cluster_says_where_a_call_belongs() {
+        let at = |host: &str| (host.to_owned(), 6381);
+        for (line, belongs) in [
+            ("MOVED 3999 127.0.0.1:6381", Some(Elsewhere::Moved(at("127.0.0.1")))),
+            ("MOVED 3999 :6381", Some(Elsewhere::Moved(at("")))),
+            ("ASK 3999 fe80::1:6381", Some(Elsewhere::Ask(at("fe80::1")))),
+            (
+                "TRYAGAIN Multiple keys request during rehashing of slot",
+                Some(Elsewhere::Soon),
+            ),
+            ("MOVED 3999", None),
+            ("MOVED 3999 host:port", None),
+            ("CLUSTERDOWN Hash slot not served", None),
+            ("ERR no", None),
+        ] {
+            assert_eq!(elsewhere(&reply(line)), belongs, "{line}");
         }
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! Left out on purpose: choosing among lanes, and what a failed operation does next (see the parent).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -16,8 +16,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::fault;
 use super::link::{Link, Refusal};
 use super::script::Call;
-use crate::after;
 use crate::limiter::StoreFault;
+use crate::{after, locked};
 
 /// Name, connection, TLS and password: no more than this, all together. Also for the first, unhurried probe.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -42,9 +42,12 @@ enum State {
 /// What a new connection needs.
 #[derive(Debug)]
 pub(super) struct Dialer {
-    pub(super) client: redis::Client,
-    pub(super) prefix: String,
+    pub(super) info: redis::ConnectionInfo,
+    /// What the keys of a probe begin with.
+    pub(super) probe_prefix: Mutex<String>,
     pub(super) op_timeout: Duration,
+    /// The server may be a member of a cluster, to whom a probe's keys no longer belong.
+    pub(super) is_member: bool,
 }
 
 impl Dialer {
@@ -53,7 +56,8 @@ impl Dialer {
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(Some(DIAL_TIMEOUT))
             .set_response_timeout(None);
-        let connection = self.client.get_multiplexed_async_connection_with_config(&config);
+        let client = redis::Client::open(self.info.clone()).map_err(|error| fault::of_transport(&error))?;
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
         let connection = timeout(DIAL_TIMEOUT, connection)
             .await
             .map_err(|_| StoreFault::Timeout)?;
@@ -61,13 +65,15 @@ impl Dialer {
         // The first may need the script's text, and a server that has just thawed has much to do before it.
         for patience in [DIAL_TIMEOUT, self.op_timeout] {
             let deadline = after(Instant::now(), patience);
-            let probe = [Call::probe(&self.prefix)];
-            let answers = link.ask(&probe, deadline).await.map_err(|(fault, _): Refusal| fault)?;
-            answers
-                .iter()
-                .all(|answer| answer.done().is_some())
-                .then_some(())
-                .ok_or(StoreFault::NotSensible)?;
+            let probe = [Call::probe(&locked(&self.probe_prefix))];
+            let replies = link.ask(&probe, false, deadline).await;
+            for reply in replies.map_err(|(fault, _): Refusal| fault)? {
+                match reply {
+                    Ok(answer) => answer.done().ok_or(StoreFault::NotSensible)?,
+                    Err(refused) if self.is_member && refused.elsewhere.is_some() => {}
+                    Err(refused) => return Err(refused.fault),
+                }
+            }
         }
         Ok(link)
     }

@@ -3,8 +3,8 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use portcullis_decision::charge::{ChargePlan, Charged, EntryState};
-use portcullis_decision::ledger::{LARGEST_COUNT, Settled};
+use portcullis_decision::charge::{ChargeEntry, ChargePlan, Charged, EntryState};
+use portcullis_decision::ledger::LARGEST_COUNT;
 use portcullis_decision::limits::Resource;
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::wire::Return;
@@ -32,10 +32,82 @@ static CANCEL: LazyLock<Script> = LazyLock::new(|| script(include_str!("../cance
 static SETTLE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../settle.lua")));
 static PART: LazyLock<Script> = LazyLock::new(|| script(include_str!("../part.lua")));
 static RENEW: LazyLock<Script> = LazyLock::new(|| script(include_str!("../renew.lua")));
+static DIRECTORY: LazyLock<Script> = LazyLock::new(|| script(include_str!("../directory.lua")));
 static PROBE: LazyLock<Script> = LazyLock::new(|| script(include_str!("../probe.lua")));
 
+/// Where what an operation took is remembered: on one server for all that it took, in a cluster for each group.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) prefix: &'a str,
+    pub(super) op: OperationId,
+    /// The group, and under which label the operation took something there.
+    pub(super) group: Option<(&'a str, &'a str)>,
+    /// The keys of what it took. In a cluster a script has to be told them; on one server it knows them by itself.
+    pub(super) counters: &'a [String],
+}
+
+impl<'a> Place<'a> {
+    /// The only one on a single server.
+    pub(super) const fn single(prefix: &'a str, op: OperationId) -> Self {
+        Self {
+            prefix,
+            op,
+            group: None,
+            counters: &[],
+        }
+    }
+
+    fn record(&self) -> String {
+        match self.group {
+            None => format!("{}:op:{}", self.prefix, self.op),
+            Some((tag, label)) => format!("{}:{tag}:op:{}{label}", self.prefix, self.op),
+        }
+    }
+
+    /// Under which name it holds slots.
+    fn holder(&self) -> String {
+        let label = self.group.map_or("", |(_, label)| label);
+        format!("{}{label}", self.op)
+    }
+
+    fn keys(&self) -> Vec<String> {
+        std::iter::once(self.record())
+            .chain(self.counters.iter().cloned())
+            .collect()
+    }
+}
+
+/// The key of an entry.
+pub(super) fn counter(prefix: &str, entry: &ChargeEntry) -> String {
+    format!("{prefix}:{}", entry.key)
+}
+
+/// What is asked of a directory.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Verb<'a> {
+    /// What it says. It lives for at least so long.
+    Find { kept_for: Duration },
+    /// Opens an attempt at a charge of these keys, or joins the one that is there.
+    Claim {
+        kept_for: Duration,
+        size: u64,
+        keys: &'a [String],
+    },
+    /// The attempt has charged every group.
+    Commit { attempt: u64 },
+    /// The attempt was denied: what it charged goes back.
+    Retire { attempt: u64 },
+    /// The operation takes nothing more.
+    Cancel,
+}
+
+/// How long an operation is remembered whose slots or windows live for `duration`.
+pub(super) const fn after_grace(duration: Duration) -> Duration {
+    duration.saturating_add(GRACE)
+}
+
 /// One run of a script. The first argument comes back as the first word of the answer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Call {
     pub(super) script: &'static Script,
     pub(super) keys: Vec<String>,
@@ -43,11 +115,41 @@ pub(super) struct Call {
 }
 
 impl Call {
-    pub(super) fn charge(prefix: &str, plan: &ChargePlan, slot_ttl: Duration) -> Self {
-        let mut keys = vec![record(prefix, plan.op)];
-        let mut arguments = vec![plan.op.to_string(), ms(slot_ttl), ms(GRACE)];
+    pub(super) fn charge(at: &Place<'_>, plan: &ChargePlan, slot_ttl: Duration) -> Self {
+        let block = plan.asked_block().map(|block| {
+            [
+                block.most.min(LARGEST_COUNT).to_string(),
+                block.parts.clamp(1, LARGEST_COUNT).to_string(),
+                u8::from(block.ahead).to_string(),
+            ]
+        });
+        Self::charge_of(at, plan, slot_ttl, block.into_iter().flatten())
+    }
+
+    /// A charge of exactly so many admissions, or none, where the block that was asked for is of that size.
+    pub(super) fn charge_exactly(at: &Place<'_>, plan: &ChargePlan, slot_ttl: Duration) -> Self {
+        let mut call = Self::charge(at, plan, slot_ttl);
+        if plan.asked_block().is_some() {
+            call.arguments.push("exact".to_owned());
+        }
+        call
+    }
+
+    /// Asks where the entries of a plan stand and charges nothing: a block of nothing, which no request waits for.
+    pub(super) fn look(at: &Place<'_>, plan: &ChargePlan, slot_ttl: Duration) -> Self {
+        Self::charge_of(at, plan, slot_ttl, ["0", "1", "1"].map(str::to_owned))
+    }
+
+    fn charge_of(
+        at: &Place<'_>,
+        plan: &ChargePlan,
+        slot_ttl: Duration,
+        block: impl IntoIterator<Item = String>,
+    ) -> Self {
+        let mut keys = vec![at.record()];
+        let mut arguments = vec![at.holder(), ms(slot_ttl), ms(GRACE)];
         for entry in &plan.entries {
-            keys.push(format!("{prefix}:{}", entry.key));
+            keys.push(counter(at.prefix, entry));
             let kind = match entry.resource {
                 Resource::Concurrency => "s",
                 Resource::Tokens => "t",
@@ -61,13 +163,7 @@ impl Call {
                 ms(Duration::from_secs(entry.window_s)),
             ]);
         }
-        if let Some(block) = plan.asked_block() {
-            arguments.extend([
-                block.most.min(LARGEST_COUNT).to_string(),
-                block.parts.clamp(1, LARGEST_COUNT).to_string(),
-                u8::from(block.ahead).to_string(),
-            ]);
-        }
+        arguments.extend(block);
         Self {
             script: &CHARGE,
             keys,
@@ -75,28 +171,31 @@ impl Call {
         }
     }
 
-    pub(super) fn cancel(prefix: &str, op: OperationId) -> Self {
+    pub(super) fn cancel(at: &Place<'_>) -> Self {
         Self {
             script: &CANCEL,
-            keys: vec![record(prefix, op)],
-            arguments: vec![op.to_string(), ms(GRACE)],
+            keys: at.keys(),
+            arguments: vec![at.holder(), ms(GRACE)],
         }
     }
 
-    pub(super) fn settle(prefix: &str, settled: Settled) -> Self {
-        let tokens = settled.tokens.map(|tokens| tokens.min(LARGEST_COUNT).to_string());
+    pub(super) fn settle(at: &Place<'_>, tokens: Option<u64>) -> Self {
+        let tokens = tokens.map(|tokens| tokens.min(LARGEST_COUNT).to_string());
         Self {
             script: &SETTLE,
-            keys: vec![record(prefix, settled.op)],
-            arguments: std::iter::once(settled.op.to_string()).chain(tokens).collect(),
+            keys: at.keys(),
+            arguments: std::iter::once(at.holder()).chain(tokens).collect(),
         }
     }
 
-    pub(super) fn part(prefix: &str, of: Return) -> Self {
+    /// Of the block that was charged there. The return's own id is remembered beside it.
+    pub(super) fn part(at: &Place<'_>, of: Return) -> Self {
         let most = i64::try_from(LARGEST_COUNT).unwrap_or(i64::MAX);
+        let mut keys = at.keys();
+        keys.insert(1, Place { op: of.id, ..*at }.record());
         Self {
             script: &PART,
-            keys: vec![record(prefix, of.lease), record(prefix, of.id)],
+            keys,
             arguments: vec![
                 of.id.to_string(),
                 of.requests.min(LARGEST_COUNT).to_string(),
@@ -106,11 +205,28 @@ impl Call {
         }
     }
 
-    pub(super) fn renew(prefix: &str, op: OperationId, slot_ttl: Duration) -> Self {
-        let arguments = vec![op.to_string(), ms(slot_ttl), ms(GRACE)];
+    pub(super) fn renew(at: &Place<'_>, slot_ttl: Duration) -> Self {
         Self {
             script: &RENEW,
-            keys: vec![record(prefix, op)],
+            keys: at.keys(),
+            arguments: vec![at.holder(), ms(slot_ttl), ms(GRACE)],
+        }
+    }
+
+    /// Asks the directory of an operation, or changes it; see `directory.lua`.
+    pub(super) fn directory(key: String, op: OperationId, verb: Verb<'_>) -> Self {
+        let (name, ttl, figure, charged): (_, _, _, &[String]) = match verb {
+            Verb::Find { kept_for } => ("find", kept_for, 0, &[]),
+            Verb::Claim { kept_for, size, keys } => ("claim", after_grace(kept_for), size, keys),
+            Verb::Commit { attempt } => ("commit", Duration::ZERO, attempt, &[]),
+            Verb::Retire { attempt } => ("retire", Duration::ZERO, attempt, &[]),
+            Verb::Cancel => ("cancel", GRACE, 0, &[]),
+        };
+        let mut arguments = vec![op.to_string(), name.to_owned(), ms(ttl), figure.to_string()];
+        arguments.extend_from_slice(charged);
+        Self {
+            script: &DIRECTORY,
+            keys: vec![key],
             arguments,
         }
     }
@@ -143,21 +259,23 @@ impl Call {
         let echo = text(values.next()?)?;
         (Some(&echo) == self.arguments.first()).then_some(())?;
         let word = text(values.next()?)?;
-        let figures = values
-            .map(|value| match value {
-                Value::Int(figure) => u64::try_from(figure).ok(),
-                _ => None,
-            })
-            .collect::<Option<Vec<u64>>>()?;
-        Some(Answer { word, figures })
+        let (mut figures, mut names) = (Vec::new(), Vec::new());
+        for value in values {
+            match value {
+                Value::Int(figure) => figures.push(u64::try_from(figure).ok()?),
+                value => names.push(text(value)?),
+            }
+        }
+        Some(Answer { word, figures, names })
     }
 }
 
 /// What a script says.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    word: String,
-    figures: Vec<u64>,
+    pub(super) word: String,
+    pub(super) figures: Vec<u64>,
+    pub(super) names: Vec<String>,
 }
 
 impl Answer {
@@ -168,17 +286,7 @@ impl Answer {
             Some((admissions, figures)) if self.word == "block" => (Some(*admissions), figures),
             _ => (None, self.figures.as_slice()),
         };
-        let states: Vec<EntryState> = figures
-            .chunks(3)
-            .map(|three| match three {
-                [used, reset_ms, exhausted @ (0 | 1)] => Some(EntryState {
-                    used: *used,
-                    reset_ms: *reset_ms,
-                    exhausted: *exhausted == 1,
-                }),
-                _ => None,
-            })
-            .collect::<Option<_>>()?;
+        let states = self.names.is_empty().then(|| states(figures))??;
         let exhausted = states.iter().any(|state| state.exhausted);
         match (self.word.as_str(), block, plan.asked_block()) {
             ("block", Some(admissions), Some(ask))
@@ -191,6 +299,18 @@ impl Answer {
             ("cancelled", ..) if states.is_empty() => Some(Charged::Cancelled),
             _ => None,
         }
+    }
+
+    /// As the answer to a look at so many entries: where they stand, or nothing if the operation takes nothing more there.
+    pub(super) fn looked(&self, entries: usize) -> Option<Option<Vec<EntryState>>> {
+        let figures = match (self.word.as_str(), self.figures.split_first()) {
+            ("cancelled", None) => return Some(None),
+            ("block", Some((_, figures))) => figures,
+            ("denied", _) => self.figures.as_slice(),
+            _ => return None,
+        };
+        let states = self.names.is_empty().then(|| states(figures))??;
+        (states.len() == entries).then_some(Some(states))
     }
 
     /// As the answer of a script that has nothing to say.
@@ -208,8 +328,16 @@ impl Answer {
     }
 }
 
-fn record(prefix: &str, op: OperationId) -> String {
-    format!("{prefix}:op:{op}")
+fn states(figures: &[u64]) -> Option<Vec<EntryState>> {
+    let state = |three: &[u64]| match three {
+        [used, reset_ms, exhausted @ (0 | 1)] => Some(EntryState {
+            used: *used,
+            reset_ms: *reset_ms,
+            exhausted: *exhausted == 1,
+        }),
+        _ => None,
+    };
+    figures.chunks(3).map(state).collect()
 }
 
 fn ms(duration: Duration) -> String {
@@ -226,7 +354,7 @@ fn text(value: Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use portcullis_decision::charge::{BlockAsk, ChargeEntry};
+    use portcullis_decision::charge::BlockAsk;
     use portcullis_decision::limits::Scope;
     use portcullis_decision::rules::Gate;
 
@@ -235,7 +363,7 @@ mod tests {
     const OP: &str = "000102030405060708090a0b0c0d0e0f";
 
     fn cancel() -> Call {
-        Call::cancel("p", OperationId::parse(OP).unwrap())
+        Call::cancel(&Place::single("p", OperationId::parse(OP).unwrap()))
     }
 
     fn plan(block: Option<BlockAsk>) -> ChargePlan {
@@ -287,6 +415,7 @@ mod tests {
         let answer = |word: &str, figures: &[u64]| Answer {
             word: word.to_owned(),
             figures: figures.to_vec(),
+            names: Vec::new(),
         };
         let state = EntryState {
             used: 3,
@@ -342,19 +471,14 @@ mod tests {
             requests: u64::MAX,
             tokens: i64::MIN,
         };
+        let at = Place::single("p", plan.op);
         let calls = || {
             [
-                Call::charge("p", &plan, ttl),
+                Call::charge(&at, &plan, ttl),
                 cancel(),
-                Call::settle(
-                    "p",
-                    Settled {
-                        op: plan.op,
-                        tokens: Some(7),
-                    },
-                ),
-                Call::renew("p", plan.op, ttl),
-                Call::part("p", back),
+                Call::settle(&at, Some(7)),
+                Call::renew(&at, ttl),
+                Call::part(&Place::single("p", back.lease), back),
             ]
             .map(|call| call.arguments)
         };
