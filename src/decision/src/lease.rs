@@ -17,19 +17,23 @@
 //!
 //! Left out on purpose: how large a block is, which is the service's to say; and clocks.
 
+mod bundle;
+mod handout;
 mod slot;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use alloc::vec::Vec;
 
-use slot::{Block, MOST_BLOCKS, Remembered, Seen, Slot};
+use bundle::is_same;
+pub use bundle::{Bundle, are_leasable, is_leasable};
+use handout::{Handout, Spending};
+use slot::{Block, MOST_BLOCKS, Remembered, Seen, Slot, owner_of};
 
-use crate::limits::{Limit, Resource, Scope, StampedLimits};
+use crate::limits::Resource;
 use crate::operation::OperationId;
-use crate::rules::{Gate, Rules};
 use crate::verdict::{Denial, Grant, LimitState};
-use crate::wire::{Return, Subject};
+use crate::wire::Return;
 
 /// How often a write that lost a race is tried, in all. Then the request is decided by a callout.
 const ATTEMPTS: usize = 8;
@@ -76,73 +80,6 @@ pub enum Written {
     Raced,
     /// The host refused.
     Refused,
-}
-
-/// What makes two requests alike: the key of their lease.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bundle {
-    key: Vec<u8>,
-    slots: [u64; 2],
-}
-
-impl Bundle {
-    /// The bundle of a request under rules that [`are_leasable`]; `None` if its limits take slots, which are held for the
-    /// length of a stream. `configuration` tells configurations apart, `slots` is how many slots there are.
-    pub fn of(subject: &Subject, limits: &StampedLimits, configuration: &str, slots: u64) -> Option<Self> {
-        let takes_slots = |scope: &Scope| limits.of(*scope).concurrency != Limit::Unlimited;
-        if Scope::CONTRACT.iter().any(takes_slots) {
-            return None;
-        }
-        let mut key = Vec::with_capacity(128);
-        let mut part = |text: Option<&str>| {
-            // Absent and empty are different, and no text can look like the end of another.
-            let length = text.map_or(u16::MAX, |text| u16::try_from(text.len()).unwrap_or(u16::MAX));
-            key.extend_from_slice(&length.to_le_bytes());
-            key.extend_from_slice(text.unwrap_or_default().as_bytes());
-        };
-        part(Some(configuration));
-        part(Some(&subject.owner));
-        for id in [
-            &subject.org,
-            &subject.auth,
-            &subject.graph,
-            &subject.lane,
-            &subject.model,
-        ] {
-            part(id.as_deref());
-        }
-        for scope in Scope::CONTRACT {
-            for resource in [Resource::Requests, Resource::Tokens] {
-                let figure = limits.of(scope).get(resource).figure();
-                key.extend_from_slice(&figure.unwrap_or(u64::MAX).to_le_bytes());
-            }
-        }
-        let hash = hash(&key);
-        let slots = [hash.checked_rem(slots)?, hash.rotate_left(32).checked_rem(slots)?];
-        Some(Self { key, slots })
-    }
-}
-
-/// Whether rules can be leased at all: gates that hold something for the length of a stream, or that count each run, can't.
-pub fn are_leasable(rules: &Rules) -> bool {
-    rules.gates.iter().all(|rule| is_leasable(rule.gate()))
-}
-
-/// Whether what a gate says of one request it says of the next ones like it.
-pub const fn is_leasable(gate: Gate) -> bool {
-    matches!(
-        gate,
-        Gate::OrgStatus | Gate::ModelPolicy | Gate::Capacity | Gate::Contract
-    )
-}
-
-/// FNV-1a, with its bits mixed once more: neighbouring keys must not share both of their slots.
-fn hash(bytes: &[u8]) -> u64 {
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    let mixed = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    mixed ^ (mixed >> 33)
 }
 
 /// One admission of a block.
@@ -213,46 +150,37 @@ impl Unspent {
     }
 }
 
-/// A slot as it was read.
-struct Read {
-    slot: Slot,
+/// A slot that is the bundle's, or free for it.
+struct Found {
+    at: u64,
+    /// Its value if it is the bundle's, and otherwise nothing.
+    value: Vec<u8>,
     version: u32,
-    /// Another bundle lives here.
-    is_taken: bool,
 }
 
-fn read(memory: &mut dyn SharedMemory, at: u64, bundle: &[u8], now_ms: u64) -> Result<Read, NoMemory> {
-    let Some((bytes, version)) = memory.get(at)? else {
-        return Ok(Read {
-            slot: Slot::default(),
-            version: 0,
-            is_taken: false,
-        });
-    };
-    let (slot, is_taken) = match Slot::decode(&bytes) {
-        Some((owner, slot)) if owner == bundle => (slot, false),
-        Some((_, other)) => {
-            let lasts = |until_ms: u64| now_ms < until_ms && until_ms <= now_ms.saturating_add(LONGEST_MS);
-            let is_taken = other.blocks.iter().any(|block| !block.is_orphan(now_ms))
-                || lasts(other.fetching_until_ms)
-                || other.remembered.is_some_and(|remembered| lasts(remembered.until_ms));
-            (Slot::default(), is_taken)
+impl Found {
+    fn slot(&self) -> Slot {
+        Slot::decode(&self.value).map_or_else(Slot::default, |(_, slot)| slot)
+    }
+}
+
+/// Reads a slot; `Ok(None)` if another bundle lives there.
+fn look(memory: &mut dyn SharedMemory, at: u64, bundle: &[u8], now_ms: u64) -> Result<Option<Found>, NoMemory> {
+    let (mut value, version) = memory.get(at)?.unwrap_or_default();
+    if !owner_of(&value).is_some_and(|owner| is_same(owner, bundle)) {
+        if Slot::decode(&value).is_some_and(|(_, other)| other.is_alive(now_ms)) {
+            return Ok(None);
         }
-        None => (Slot::default(), false),
-    };
-    Ok(Read {
-        slot,
-        version,
-        is_taken,
-    })
+        value.clear();
+    }
+    Ok(Some(Found { at, value, version }))
 }
 
 /// Reads the bundle's slot: the first of its two that is its own or free.
-fn find(memory: &mut dyn SharedMemory, bundle: &Bundle, now_ms: u64) -> Result<Option<(u64, Read)>, NoMemory> {
+fn find(memory: &mut dyn SharedMemory, bundle: &Bundle, now_ms: u64) -> Result<Option<Found>, NoMemory> {
     for at in bundle.slots {
-        let read = read(memory, at, &bundle.key, now_ms)?;
-        if !read.is_taken {
-            return Ok(Some((at, read)));
+        if let Some(found) = look(memory, at, &bundle.key, now_ms)? {
+            return Ok(Some(found));
         }
     }
     Ok(None)
@@ -264,15 +192,16 @@ const PAUSE_MS: u64 = 50;
 /// A fetch was answered and has brought no block. Somebody may ask again, sooner than after one that is never answered.
 pub fn nothing_came(memory: &mut dyn SharedMemory, bundle: &Bundle, times: Times) {
     for _ in 0..ATTEMPTS {
-        let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else {
+        let Ok(Some(found)) = find(memory, bundle, times.now_ms) else {
             return;
         };
+        let mut slot = found.slot();
         let until_ms = times.now_ms.saturating_add(PAUSE_MS);
-        if read.slot.fetching_until_ms <= until_ms {
+        if slot.fetching_until_ms <= until_ms {
             return;
         }
-        read.slot.fetching_until_ms = until_ms;
-        match memory.set(at, &read.slot.encode(&bundle.key), read.version) {
+        slot.fetching_until_ms = until_ms;
+        match memory.set(found.at, &slot.encode(&bundle.key), found.version) {
             Written::Raced => {}
             Written::Done | Written::Refused => return,
         }
@@ -301,10 +230,17 @@ pub fn take(
 ) -> Take {
     let exact = Take::Ask { fetch: false };
     for _ in 0..ATTEMPTS {
-        let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else {
+        let Ok(Some(mut found)) = find(memory, bundle, times.now_ms) else {
             return exact;
         };
-        let slot = &mut read.slot;
+        if let Some(share) = Handout::of(&mut found.value).and_then(|handout| handout.spend(hold, times)) {
+            match memory.set(found.at, &found.value, found.version) {
+                Written::Done => return Take::Leased(share),
+                Written::Raced => continue,
+                Written::Refused => return exact,
+            }
+        }
+        let mut slot = found.slot();
         let gone = slot.take_orphans(times.now_ms);
         // What is charged already comes first, whatever was denied since.
         let taken = match slot.spend(hold, times) {
@@ -314,14 +250,14 @@ pub fn take(
                     return Take::Denied(denial);
                 }
                 // A slot that is full has no place for another block.
-                if slot.is_fetching(times) || slot.blocks.len() >= MOST_BLOCKS {
+                if is_fetching(slot.fetching_until_ms, times) || slot.blocks.len() >= MOST_BLOCKS {
                     return exact;
                 }
                 slot.fetching_until_ms = times.now_ms.saturating_add(times.fetch_ms);
                 (Take::Ask { fetch: true }, None)
             }
         };
-        match memory.set(at, &slot.encode(&bundle.key), read.version) {
+        match memory.set(found.at, &slot.encode(&bundle.key), found.version) {
             Written::Done => {
                 returns.extend(gone);
                 returns.extend(taken.1);
@@ -342,10 +278,25 @@ impl Block {
     }
 }
 
+/// Somebody fetches a block, and says until when.
+const fn is_fetching(until_ms: u64, times: Times) -> bool {
+    lasts(until_ms, times.now_ms)
+}
+
+/// A time that is still to come, by a clock that is ours.
+const fn lasts(until_ms: u64, now_ms: u64) -> bool {
+    now_ms < until_ms && until_ms <= now_ms.saturating_add(LONGEST_MS)
+}
+
 impl Slot {
-    /// Somebody fetches a block.
-    const fn is_fetching(&self, times: Times) -> bool {
-        times.now_ms < self.fetching_until_ms && self.fetching_until_ms <= times.now_ms.saturating_add(LONGEST_MS)
+    /// Its bundle still needs it.
+    fn is_alive(&self, now_ms: u64) -> bool {
+        self.blocks.iter().any(|block| !block.is_orphan(now_ms))
+            || lasts(self.fetching_until_ms, now_ms)
+            || self
+                .remembered
+                .as_ref()
+                .is_some_and(|remembered| lasts(remembered.until_ms, now_ms))
     }
 
     fn denied(&self, hold: u64, times: Times) -> Option<Denial> {
@@ -375,53 +326,21 @@ impl Slot {
         gone
     }
 
-    /// One admission, of the block that ends first; and what is left of that block if it was the last one.
+    /// One admission, and what is left of its block if it was the last one.
     fn spend(&mut self, hold: u64, times: Times) -> Option<(Share, Option<Unspent>)> {
-        let Times { now_ms, max_age_ms, .. } = times;
-        let fits = |block: &Block| {
-            let is_alive = now_ms < block.ends_ms && block.ends_ms <= now_ms.saturating_add(max_age_ms);
-            let held = hold.min(block.largest_hold);
-            is_alive && block.requests > 0 && block.tokens.is_none_or(|tokens| tokens >= held)
-        };
-        let (at, block) = self
-            .blocks
-            .iter_mut()
-            .enumerate()
-            .filter(|(_, block)| fits(block))
-            .min_by_key(|(_, block)| block.ends_ms)?;
-        let held_tokens = block.tokens.map(|_| hold.min(block.largest_hold));
-        block.requests = block.requests.saturating_sub(1);
-        block.tokens = block
-            .tokens
-            .map(|tokens| tokens.saturating_sub(held_tokens.unwrap_or(0)));
-        let block = *block;
-        let leftover = if block.requests == 0 {
-            self.blocks.remove(at);
-            Some(Unspent::of(&block))
-        } else {
-            None
-        };
-        let left = self.left(times);
-        let fetch = !self.is_fetching(times) && left <= block.granted.checked_div(2).unwrap_or(0);
-        if fetch {
-            self.fetching_until_ms = now_ms.saturating_add(times.fetch_ms);
+        let spending = Spending::of(self.blocks.iter().copied(), self.fetching_until_ms, hold, times)?;
+        let share = spending.share(self.seen.as_ref(), times.now_ms);
+        if spending.fetch {
+            self.fetching_until_ms = times.now_ms.saturating_add(times.fetch_ms);
         }
-        let tightest = self.seen.map(|seen| {
-            let passed_ms = now_ms.saturating_sub(seen.at_ms);
-            LimitState {
-                remaining: match seen.tightest.resource {
-                    Resource::Requests => seen.tightest.remaining.saturating_add(left),
-                    _ => seen.tightest.remaining,
-                },
-                reset_ms: seen.tightest.reset_ms.saturating_sub(passed_ms),
-                ..seen.tightest
+        let leftover = if spending.block.requests == 0 {
+            self.blocks.remove(spending.at);
+            Some(Unspent::of(&spending.block))
+        } else {
+            if let Some(block) = self.blocks.get_mut(spending.at) {
+                *block = spending.block;
             }
-        });
-        let share = Share {
-            lease: block.op,
-            held_tokens,
-            tightest,
-            fetch,
+            None
         };
         Some((share, leftover))
     }
@@ -471,10 +390,10 @@ pub fn install(
         ends_ms: asked_ms.saturating_add(grant.ends_in_ms.min(times.max_age_ms)),
     };
     for _ in 0..ATTEMPTS {
-        let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else {
+        let Ok(Some(found)) = find(memory, bundle, times.now_ms) else {
             break;
         };
-        let slot = &mut read.slot;
+        let mut slot = found.slot();
         let gone = slot.take_orphans(times.now_ms);
         if slot.blocks.len() >= MOST_BLOCKS || times.now_ms >= block.ends_ms {
             break;
@@ -486,11 +405,11 @@ pub fn install(
             tightest,
             at_ms: asked_ms,
         });
-        match memory.set(at, &slot.encode(&bundle.key), read.version) {
+        match memory.set(found.at, &slot.encode(&bundle.key), found.version) {
             Written::Done => {
                 returns.extend(gone);
                 return Some(Installed {
-                    slot: at,
+                    slot: found.at,
                     bundle: bundle.key.clone(),
                     lease,
                     ends_ms: block.ends_ms,
@@ -513,22 +432,23 @@ pub fn remember(memory: &mut dyn SharedMemory, bundle: &Bundle, denial: &Denial,
     };
     let ms = limit.reset_ms.min(times.max_age_ms);
     for _ in 0..ATTEMPTS {
-        let Ok(Some((at, mut read))) = find(memory, bundle, times.now_ms) else {
+        let Ok(Some(found)) = find(memory, bundle, times.now_ms) else {
             return;
         };
+        let mut slot = found.slot();
         let is_of_tokens = limit.resource == Resource::Tokens;
         // Admissions that are still there, or on their way, are worth more than the denial.
-        if read.slot.left(times) > 0 && !is_of_tokens {
+        if slot.left(times) > 0 && !is_of_tokens {
             return;
         }
-        read.slot.fetching_until_ms = 0;
-        read.slot.remembered = Some(Remembered {
+        slot.fetching_until_ms = 0;
+        slot.remembered = Some(Remembered {
             denial: denial.clone(),
             hold: if is_of_tokens { hold } else { 0 },
             since_ms: times.now_ms,
             until_ms: times.now_ms.saturating_add(ms),
         });
-        match memory.set(at, &read.slot.encode(&bundle.key), read.version) {
+        match memory.set(found.at, &slot.encode(&bundle.key), found.version) {
             Written::Raced => {}
             Written::Done | Written::Refused => return,
         }
@@ -538,10 +458,11 @@ pub fn remember(memory: &mut dyn SharedMemory, bundle: &Bundle, denial: &Denial,
 /// Takes a block out of its slot; what it has left has to be returned.
 pub fn retire(memory: &mut dyn SharedMemory, installed: &Installed, now_ms: u64) -> Option<Unspent> {
     for _ in 0..ATTEMPTS {
-        let mut read = read(memory, installed.slot, &installed.bundle, now_ms).ok()?;
-        let at = read.slot.blocks.iter().position(|block| block.op == installed.lease)?;
-        let block = read.slot.blocks.remove(at);
-        match memory.set(installed.slot, &read.slot.encode(&installed.bundle), read.version) {
+        let found = look(memory, installed.slot, &installed.bundle, now_ms).ok()??;
+        let mut slot = found.slot();
+        let at = slot.blocks.iter().position(|block| block.op == installed.lease)?;
+        let block = slot.blocks.remove(at);
+        match memory.set(found.at, &slot.encode(&installed.bundle), found.version) {
             Written::Done => return Some(Unspent::of(&block)),
             Written::Raced => {}
             Written::Refused => return None,

@@ -30,6 +30,36 @@ pub(super) struct Block {
     pub(super) ends_ms: u64,
 }
 
+/// Bytes of a block in a value.
+pub(super) const BLOCK_BYTES: usize = 56;
+
+impl Block {
+    pub(super) fn read(bytes: &[u8; BLOCK_BYTES]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        let (id, rest) = reader.0.split_first_chunk::<16>()?;
+        reader.0 = rest;
+        Some(Self {
+            op: OperationId::from_random(*id),
+            requests: reader.number()?,
+            granted: reader.number()?,
+            tokens: Some(reader.number()?).filter(|tokens| *tokens != NO_TOKENS),
+            largest_hold: reader.number()?,
+            ends_ms: reader.number()?,
+        })
+    }
+
+    pub(super) fn write(&self, bytes: &mut [u8; BLOCK_BYTES]) {
+        let (op, numbers) = bytes.split_at_mut(16);
+        op.copy_from_slice(&self.op.to_bytes());
+        let tokens = self.tokens.unwrap_or(NO_TOKENS);
+        let figures = [self.requests, self.granted, tokens, self.largest_hold, self.ends_ms];
+        let (words, _) = numbers.as_chunks_mut::<8>();
+        for (word, figure) in words.iter_mut().zip(figures) {
+            *word = figure.to_le_bytes();
+        }
+    }
+}
+
 /// A denial that is remembered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Remembered {
@@ -45,6 +75,22 @@ pub(super) struct Remembered {
 pub(super) struct Seen {
     pub(super) tightest: LimitState,
     pub(super) at_ms: u64,
+}
+
+impl Seen {
+    pub(super) fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        Some(Self {
+            at_ms: reader.number()?,
+            tightest: LimitState {
+                scope: *Scope::ALL.get(usize::from(reader.byte()?))?,
+                resource: *Resource::ALL.get(usize::from(reader.byte()?))?,
+                limit: reader.number()?,
+                remaining: reader.number()?,
+                reset_ms: reader.number()?,
+                window_s: reader.number()?,
+            },
+        })
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,12 +110,9 @@ impl Slot {
         put(&mut bytes, self.fetching_until_ms);
         bytes.push(u8::try_from(self.blocks.len()).unwrap_or(u8::MAX));
         for block in &self.blocks {
-            bytes.extend_from_slice(&block.op.to_bytes());
-            put(&mut bytes, block.requests);
-            put(&mut bytes, block.granted);
-            put(&mut bytes, block.tokens.unwrap_or(NO_TOKENS));
-            put(&mut bytes, block.largest_hold);
-            put(&mut bytes, block.ends_ms);
+            let mut written = [0; BLOCK_BYTES];
+            block.write(&mut written);
+            bytes.extend_from_slice(&written);
         }
         match &self.remembered {
             None => bytes.push(0),
@@ -111,16 +154,9 @@ impl Slot {
         }
         let mut blocks = Vec::with_capacity(count);
         for _ in 0..count {
-            let (id, rest) = reader.0.split_first_chunk::<16>()?;
+            let (block, rest) = reader.0.split_first_chunk::<BLOCK_BYTES>()?;
             reader.0 = rest;
-            blocks.push(Block {
-                op: OperationId::from_random(*id),
-                requests: reader.number()?,
-                granted: reader.number()?,
-                tokens: Some(reader.number()?).filter(|tokens| *tokens != NO_TOKENS),
-                largest_hold: reader.number()?,
-                ends_ms: reader.number()?,
-            });
+            blocks.push(Block::read(block)?);
         }
         let remembered = match reader.byte()? {
             0 => None,
@@ -133,17 +169,7 @@ impl Slot {
         };
         let seen = match reader.byte()? {
             0 => None,
-            _ => Some(Seen {
-                at_ms: reader.number()?,
-                tightest: LimitState {
-                    scope: *Scope::ALL.get(usize::from(reader.byte()?))?,
-                    resource: *Resource::ALL.get(usize::from(reader.byte()?))?,
-                    limit: reader.number()?,
-                    remaining: reader.number()?,
-                    reset_ms: reader.number()?,
-                    window_s: reader.number()?,
-                },
-            }),
+            _ => Some(Seen::read(&mut reader)?),
         };
         let slot = Self {
             fetching_until_ms,
@@ -171,22 +197,28 @@ fn put_bytes(bytes: &mut Vec<u8>, part: &[u8]) {
     bytes.extend_from_slice(part.get(..usize::from(length)).unwrap_or(part));
 }
 
-struct Reader<'a>(&'a [u8]);
+/// Whose value it is, without a look at the rest.
+pub(super) fn owner_of(value: &[u8]) -> Option<&[u8]> {
+    let mut reader = Reader(value);
+    if reader.byte()? == LAYOUT { reader.bytes() } else { None }
+}
+
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn byte(&mut self) -> Option<u8> {
+    pub(super) fn byte(&mut self) -> Option<u8> {
         let (byte, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*byte)
     }
 
-    fn number(&mut self) -> Option<u64> {
+    pub(super) fn number(&mut self) -> Option<u64> {
         let (number, rest) = self.0.split_first_chunk::<8>()?;
         self.0 = rest;
         Some(u64::from_le_bytes(*number))
     }
 
-    fn bytes(&mut self) -> Option<&'a [u8]> {
+    pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
         let (length, rest) = self.0.split_first_chunk::<2>()?;
         let (bytes, rest) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
         self.0 = rest;

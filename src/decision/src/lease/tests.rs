@@ -4,6 +4,8 @@ use std::vec;
 
 use super::*;
 use crate::class::Code;
+use crate::limits::{Limit, Scope, StampedLimits};
+use crate::rules::Gate;
 use crate::wire::{DecideRequest, Subject};
 #[cfg(target_arch = "wasm32")]
 use wasm_bindgen_test::wasm_bindgen_test as test;
