@@ -294,7 +294,7 @@ pub(crate) fn record_metric(id: u32, value: u64) -> HostResult<()> {
 }
 
 /// A value of the memory that all workers share, and its version; `Ok(None)` if there is none under this key.
-pub(crate) fn shared_data(key: &str) -> HostResult<Option<(Vec<u8>, u32)>> {
+pub(crate) fn shared_data(key: &[u8]) -> HostResult<Option<(Vec<u8>, u32)>> {
     const NOT_FOUND: u32 = 1;
     let (mut data, mut size, mut version) = (null_mut(), 0, 0);
     // SAFETY: the pointers are to live memory, the size is the key's.
@@ -309,7 +309,7 @@ pub(crate) fn shared_data(key: &str) -> HostResult<Option<(Vec<u8>, u32)>> {
 }
 
 /// Replaces such a value if its version is still this one. `Ok(false)`: it is not.
-pub(crate) fn set_shared_data(key: &str, value: &[u8], version: u32) -> HostResult<bool> {
+pub(crate) fn set_shared_data(key: &[u8], value: &[u8], version: u32) -> HostResult<bool> {
     const CAS_MISMATCH: u32 = 8;
     // SAFETY: pointers and sizes are those of live slices.
     let status =

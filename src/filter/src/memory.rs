@@ -7,29 +7,45 @@ use crate::host;
 
 /// First part of the keys of slots: the same for every configuration. Nothing is ever deleted there, so keys of their own
 /// would be kept for each one that was ever in force; a value names its configuration.
-const SLOT_PREFIX: &str = "portcullis.lease.";
+const SLOT_PREFIX: &[u8; 17] = b"portcullis.lease.";
 
 /// The host.
 #[derive(Debug)]
 pub(crate) struct HostMemory;
 
-fn key(slot: u64) -> String {
+/// Bytes of the prefix and of the longest number.
+const LONGEST_KEY: usize = SLOT_PREFIX.len() + 20;
+
+/// Has the key of a slot looked at. It stands on the stack, since each leased request needs it twice.
+fn with_key<T>(slot: u64, look: impl FnOnce(&[u8]) -> T) -> T {
     if slot == GATEWAY_SLOT {
-        return "portcullis.gateway".to_owned();
+        return look(b"portcullis.gateway");
     }
-    let mut key = String::with_capacity(SLOT_PREFIX.len().saturating_add(8));
-    key.push_str(SLOT_PREFIX);
-    key.push_str(&slot.to_string());
-    key
+    let mut bytes = [b'0'; LONGEST_KEY];
+    let (mut rest, mut start) = (slot, LONGEST_KEY);
+    for place in bytes.iter_mut().rev() {
+        *place = b'0'.saturating_add(u8::try_from(rest % 10).unwrap_or(0));
+        start = start.saturating_sub(1);
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    start = start.saturating_sub(SLOT_PREFIX.len());
+    let key = bytes.get_mut(start..).unwrap_or_default();
+    if let Some((head, _)) = key.split_first_chunk_mut() {
+        *head = *SLOT_PREFIX;
+    }
+    look(key)
 }
 
 impl SharedMemory for HostMemory {
     fn get(&mut self, slot: u64) -> Result<Option<(Vec<u8>, u32)>, NoMemory> {
-        host::shared_data(&key(slot)).map_err(|host::Refused| NoMemory)
+        with_key(slot, host::shared_data).map_err(|host::Refused| NoMemory)
     }
 
     fn set(&mut self, slot: u64, value: &[u8], version: u32) -> Written {
-        match host::set_shared_data(&key(slot), value, version) {
+        match with_key(slot, |key| host::set_shared_data(key, value, version)) {
             Ok(true) => Written::Done,
             Ok(false) => Written::Raced,
             Err(host::Refused) => Written::Refused,

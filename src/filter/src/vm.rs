@@ -43,10 +43,22 @@ pub(crate) fn on_context_create(context: u32, parent: u32) {
             if get(&vm.roots, context).is_none() {
                 put(&vm.roots, context, Rc::new(Root::default()));
             }
-        } else {
-            put(&vm.unbound, context, parent);
+        } else if get(&vm.streams, context).is_none() {
+            match get(&vm.roots, parent).and_then(|root| root.current()) {
+                Some(live) => {
+                    bind(vm, context, live);
+                }
+                None => put(&vm.unbound, context, parent),
+            }
         }
     });
+}
+
+/// A stream lives under the configuration that is in force as it begins.
+fn bind(vm: &Vm, context: u32, live: Rc<Live>) -> Rc<StreamContext> {
+    let stream = Rc::new(StreamContext::new(live, Stream::default()));
+    put(&vm.streams, context, Rc::clone(&stream));
+    stream
 }
 
 /// Reads the configuration. False refuses it, after a line that lists every fault.
@@ -100,9 +112,7 @@ fn stream(context: u32) -> Option<Rc<StreamContext>> {
             }
             return None;
         };
-        let stream = Rc::new(StreamContext::new(live, Stream::default()));
-        put(&vm.streams, context, Rc::clone(&stream));
-        Some(stream)
+        Some(bind(vm, context, live))
     })
 }
 
@@ -472,9 +482,11 @@ fn drain(id: u32, root: &Root) {
 pub(crate) fn on_delete(context: u32) {
     on_end(context);
     with((), |vm| {
-        take(&vm.streams, context);
+        let stream = take(&vm.streams, context);
         take(&vm.unbound, context);
         take(&vm.unconfigured, context);
-        take(&vm.roots, context);
+        if stream.is_none() {
+            take(&vm.roots, context);
+        }
     });
 }

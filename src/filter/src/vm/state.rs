@@ -80,7 +80,9 @@ pub(super) fn put<T>(map: &RefCell<HashMap<u32, T>>, id: u32, value: T) {
 }
 
 pub(super) fn take<T>(map: &RefCell<HashMap<u32, T>>, id: u32) -> Option<T> {
-    map.try_borrow_mut().ok()?.remove(&id)
+    let mut map = map.try_borrow_mut().ok()?;
+    // Most of these maps are empty most of the time: then nothing is hashed.
+    if map.is_empty() { None } else { map.remove(&id) }
 }
 
 /// Milliseconds on one scale for the life of the VM: WASI's monotonic clock or, once that has failed, the host's own.
