@@ -12,7 +12,7 @@
 //! looks like a limit and is none is malformed too: a typo must not mean unlimited. Who may set these headers is not
 //! decided here: the edge is trusted to have removed what clients sent.
 
-use alloc::borrow::ToOwned;
+use alloc::borrow::{Cow, ToOwned};
 use alloc::string::String;
 
 use crate::class::Code;
@@ -22,13 +22,17 @@ use crate::wire::Subject;
 /// Longest id, in bytes.
 pub const LONGEST_ID: usize = 256;
 
-/// What the headers say.
+/// What the headers say. It lies where they lie: most requests are settled without a copy of any id.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "the large one is the common one, and is not kept"
+)]
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reading {
+pub enum Reading<'a> {
     /// Neither an owner id nor a limit: no envelope.
     Missing,
     /// A well-formed envelope.
-    Present(alloc::boxed::Box<Envelope>),
+    Present(Envelope<'a>),
     /// Malformed; the text is for the log and holds no value of the request.
     Malformed(String),
     /// A limit without its id, or an id that the rules need; the text is for the log.
@@ -37,13 +41,56 @@ pub enum Reading {
 
 /// A well-formed envelope.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Envelope {
+pub struct Envelope<'a> {
     /// Who is calling.
-    pub subject: Subject,
+    pub subject: Ids<'a>,
     /// What the contract allows.
     pub limits: StampedLimits,
     /// A header name under the prefix that means nothing to us; logged once.
     pub unknown_header: Option<String>,
+}
+
+/// A subject, where its headers lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Ids<'a> {
+    /// The owner; never empty in a well-formed envelope.
+    pub owner: &'a str,
+    /// The organization.
+    pub org: Option<&'a str>,
+    /// The credential.
+    pub auth: Option<&'a str>,
+    /// The graph.
+    pub graph: Option<&'a str>,
+    /// The lane.
+    pub lane: Option<&'a str>,
+    /// The model.
+    pub model: Option<&'a str>,
+}
+
+impl From<Ids<'_>> for Subject {
+    fn from(ids: Ids<'_>) -> Self {
+        Self {
+            owner: ids.owner.to_owned(),
+            org: ids.org.map(ToOwned::to_owned),
+            auth: ids.auth.map(ToOwned::to_owned),
+            graph: ids.graph.map(ToOwned::to_owned),
+            lane: ids.lane.map(ToOwned::to_owned),
+            model: ids.model.map(ToOwned::to_owned),
+        }
+    }
+}
+
+impl<'a> From<&'a Subject> for Ids<'a> {
+    fn from(subject: &'a Subject) -> Self {
+        Self {
+            owner: &subject.owner,
+            org: subject.org.as_deref(),
+            auth: subject.auth.as_deref(),
+            graph: subject.graph.as_deref(),
+            lane: subject.lane.as_deref(),
+            model: subject.model.as_deref(),
+        }
+    }
 }
 
 /// What a name under the prefix stands for.
@@ -96,7 +143,7 @@ pub fn has_prefix(name: &[u8], prefix: &str) -> bool {
 }
 
 /// Reads the envelope out of a request's headers. `needs_org`: a listed gate cannot be asked without the org's id.
-pub fn read<'a>(headers: impl Iterator<Item = (&'a [u8], &'a [u8])>, prefix: &str, needs_org: bool) -> Reading {
+pub fn read<'a>(headers: impl Iterator<Item = (&'a [u8], &'a [u8])>, prefix: &str, needs_org: bool) -> Reading<'a> {
     let mut envelope = Envelope::default();
     let mut limited = [false; 3];
     for (name, value) in headers {
@@ -126,15 +173,15 @@ pub fn read<'a>(headers: impl Iterator<Item = (&'a [u8], &'a [u8])>, prefix: &st
     };
     match missing {
         Some(missing) => Reading::Partial(alloc::format!("no {prefix}{missing}")),
-        None => Reading::Present(alloc::boxed::Box::new(envelope)),
+        None => Reading::Present(envelope),
     }
 }
 
-fn take(
-    envelope: &mut Envelope,
+fn take<'a>(
+    envelope: &mut Envelope<'a>,
     limited: &mut [bool; 3],
     name: &[u8],
-    value: &[u8],
+    value: &'a [u8],
     prefix: &str,
 ) -> Result<(), String> {
     let Some(suffix) = name
@@ -143,7 +190,12 @@ fn take(
     else {
         return Err("a header name under the prefix is not ASCII".to_owned());
     };
-    let suffix = suffix.to_ascii_lowercase();
+    // Most hosts give them in lower case.
+    let suffix = if suffix.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        Cow::Owned(suffix.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(suffix)
+    };
     let subject = &mut envelope.subject;
     let optional = match field(&suffix) {
         Field::Owner => {
@@ -212,12 +264,12 @@ fn visible(suffix: &str) -> String {
     suffix.chars().take(64).collect()
 }
 
-fn id(suffix: &str, prefix: &str, value: &[u8]) -> Result<String, String> {
+fn id<'a>(suffix: &str, prefix: &str, value: &'a [u8]) -> Result<&'a str, String> {
     let text = core::str::from_utf8(value)
         .ok()
         .filter(|text| !text.chars().any(char::is_control));
     match text {
-        Some(text) if (1..=LONGEST_ID).contains(&text.len()) => Ok(text.to_owned()),
+        Some(text) if (1..=LONGEST_ID).contains(&text.len()) => Ok(text),
         _ => Err(alloc::format!(
             "{prefix}{suffix} is not 1 to {LONGEST_ID} bytes of UTF-8 without control characters"
         )),
@@ -239,7 +291,7 @@ fn figure(value: &[u8]) -> Option<u64> {
     (figure <= LARGEST_LIMIT).then_some(figure)
 }
 
-impl Reading {
+impl Reading<'_> {
     /// The denial code of a reading that is one.
     pub const fn code(&self) -> Option<Code> {
         match self {

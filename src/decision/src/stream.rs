@@ -20,6 +20,7 @@ mod reading;
 use account::Account;
 pub use answer::CalloutAnswer;
 pub(crate) use answer::sensible_verdict;
+use asking::Taken;
 pub use ending::bypass_message;
 use reading::{Body, Reading};
 
@@ -31,7 +32,7 @@ use crate::config::{FilterConfig, LimitHeaders, Mode, ModelSource};
 use crate::envelope;
 use crate::gatehouse::{Effect, Gatehouse};
 use crate::hold::Hold;
-use crate::lease::{Bundle, Host};
+use crate::lease::{Bundle, Host, Take};
 use crate::log_line::Level;
 use crate::metric::Counter;
 use crate::operation::OperationId;
@@ -160,15 +161,9 @@ impl Stream {
         if config.strip {
             strip(headers, &config.prefix, &mut effects);
         }
-        let single = |name: &str| {
-            headers
-                .iter()
-                .find(|(n, _)| n.eq_ignore_ascii_case(name.as_bytes()))
-                .map(|(_, value)| *value)
-        };
         let (method, path) = (
-            single(":method").unwrap_or_default(),
-            single(":path").unwrap_or_default(),
+            first(headers, ":method").unwrap_or_default(),
+            first(headers, ":path").unwrap_or_default(),
         );
         if !crate::routes::is_guarded(config.routes.as_deref(), method, path) {
             self.state = State::Passed { account: None };
@@ -177,15 +172,11 @@ impl Stream {
         if config.mode == Mode::Shadow {
             effects.push(Effect::Count(Counter::ShadowRequests, 1));
         }
-        self.caller.grpc_content_type = single("content-type")
-            .filter(|value| value.starts_with(b"application/grpc") && value.len() <= LONGEST_REQUEST_ID)
-            .and_then(|value| core::str::from_utf8(value).ok())
-            .map(ToString::to_string);
-        self.caller.request_id = single("x-request-id").and_then(request_id);
-        self.takes_compressed = single("accept-encoding").is_some();
+        self.takes_compressed = first(headers, "accept-encoding").is_some();
         if let Some(signatures) = &config.signatures {
             let request = signature::Request { method, path, headers };
             if let Err(untrusted) = signatures.check(&config.prefix, request, || host.unix_s()) {
+                self.note_caller(headers);
                 let why = untrusted.to_string();
                 self.ill_formed(gatehouse, Code::EnvelopeUntrusted, why, now_ms, &mut effects);
                 return effects;
@@ -194,7 +185,24 @@ impl Stream {
         let needs_org = config.rules.gates.iter().any(crate::rules::GateRule::needs_org);
         let is_checked = |name: &[u8]| config.signatures.is_some() && signature::is_signature(name, &config.prefix);
         let fields = headers.iter().copied().filter(|(name, _)| !is_checked(name));
-        match envelope::read(fields, &config.prefix, needs_org) {
+        let reading = envelope::read(fields, &config.prefix, needs_org);
+        let taken = match &reading {
+            envelope::Reading::Present(envelope) => asking::take_at_once(gatehouse, host, envelope, now_ms),
+            _ => None,
+        };
+        if let Some(Taken {
+            hold,
+            take: Take::Leased(share),
+            ..
+        }) = &taken
+            && !share.fetch
+        {
+            // What most requests come to: nothing was kept of this one, and nothing is told.
+            self.pass_leased(gatehouse, *hold, *share, &mut effects);
+            return effects;
+        }
+        self.note_caller(headers);
+        match reading {
             envelope::Reading::Missing => self.missing(gatehouse, now_ms, &mut effects),
             envelope::Reading::Malformed(why) => {
                 self.ill_formed(gatehouse, Code::EnvelopeMalformed, why, now_ms, &mut effects);
@@ -203,15 +211,24 @@ impl Stream {
                 self.ill_formed(gatehouse, Code::EnvelopePartial, why, now_ms, &mut effects);
             }
             envelope::Reading::Present(envelope) => {
-                let body = if config.model == ModelSource::Body {
+                let body = if gatehouse.config().model == ModelSource::Body {
                     reading::body_of(headers, head.ends_here)
                 } else {
                     Body::None
                 };
-                self.decide(gatehouse, host, *envelope, (body, path), now_ms, &mut effects);
+                self.decide(gatehouse, host, envelope, (body, path, taken), now_ms, &mut effects);
             }
         }
         effects
+    }
+
+    /// Keeps what replies and lines say about the request.
+    fn note_caller(&mut self, headers: &[Header<'_>]) {
+        self.caller.grpc_content_type = first(headers, "content-type")
+            .filter(|value| value.starts_with(b"application/grpc") && value.len() <= LONGEST_REQUEST_ID)
+            .and_then(|value| core::str::from_utf8(value).ok())
+            .map(ToString::to_string);
+        self.caller.request_id = first(headers, "x-request-id").and_then(request_id);
     }
 
     fn missing(&mut self, gatehouse: &mut Gatehouse, now_ms: u64, effects: &mut Vec<Effect>) {
@@ -347,6 +364,13 @@ impl Stream {
         }
         effects
     }
+}
+
+/// The value of a header's first line.
+fn first<'a>(headers: &[Header<'a>], name: &str) -> Option<&'a [u8]> {
+    let mut lines = headers.iter();
+    let (_, value) = lines.find(|(n, _)| n.eq_ignore_ascii_case(name.as_bytes()))?;
+    Some(value)
 }
 
 /// Removes the envelope, each name once, as the host gave it.

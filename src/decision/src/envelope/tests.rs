@@ -7,7 +7,7 @@ use wasm_bindgen_test::wasm_bindgen_test as test;
 
 use super::*;
 
-fn reading(headers: &[(&str, &[u8])]) -> Reading {
+fn reading<'a>(headers: &[(&'a str, &'a [u8])]) -> Reading<'a> {
     read(
         headers.iter().map(|(name, value)| (name.as_bytes(), *value)),
         "x-admission-",

@@ -8,6 +8,7 @@ use hashbrown::HashMap;
 
 use super::{Callout, Effect, Gatehouse};
 use crate::config::{FilterConfig, LeaseConfig};
+use crate::envelope::Ids;
 use crate::lease::{
     Bundle, Fetched, GATEWAY_SLOT, Host, Installed, Take, Times, Unspent, Written, are_leasable, install, nothing_came,
     remember, retire, take,
@@ -18,7 +19,7 @@ use crate::operation::OperationId;
 use crate::outbox::Note;
 use crate::stream::{CalloutAnswer, sensible_verdict};
 use crate::verdict::{Admission, Verdict};
-use crate::wire::{DECIDE_PATH, DecideRequest, LeaseAsk, Return, Subject};
+use crate::wire::{DECIDE_PATH, DecideRequest, LeaseAsk, Return};
 
 /// How long after its time the guest forgets a fetch of which the host never tells how it ended, in milliseconds.
 const FETCH_SLACK_MS: u64 = 500;
@@ -72,7 +73,7 @@ impl Leases {
 
 impl Gatehouse {
     /// The bundle of a request; `None` if its decision has to be exact.
-    pub(crate) fn bundle(&self, subject: &Subject, limits: &StampedLimits) -> Option<Bundle> {
+    pub(crate) fn bundle(&self, subject: Ids<'_>, limits: &StampedLimits) -> Option<Bundle> {
         let config = self.leases.config?;
         Bundle::of(subject, limits, &self.leases.configuration, config.slots)
     }

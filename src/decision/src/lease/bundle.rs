@@ -4,9 +4,9 @@
 
 use alloc::vec::Vec;
 
+use crate::envelope::Ids;
 use crate::limits::{Limit, StampedLimits};
 use crate::rules::{Gate, Rules};
-use crate::wire::Subject;
 
 /// What makes two requests alike: the key of their lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Bundle {
 impl Bundle {
     /// The bundle of a request under rules that [`are_leasable`]; `None` if its limits take slots, which are held for the
     /// length of a stream. `configuration` tells configurations apart, `slots` is how many slots there are.
-    pub fn of(subject: &Subject, limits: &StampedLimits, configuration: &str, slots: u64) -> Option<Self> {
+    pub fn of(subject: Ids<'_>, limits: &StampedLimits, configuration: &str, slots: u64) -> Option<Self> {
         let scopes = [&limits.owner, &limits.org, &limits.auth];
         if scopes.iter().any(|scope| scope.concurrency != Limit::Unlimited) {
             return None;
@@ -34,15 +34,9 @@ impl Bundle {
             }
         };
         part(Some(configuration));
-        part(Some(&subject.owner));
-        for id in [
-            &subject.org,
-            &subject.auth,
-            &subject.graph,
-            &subject.lane,
-            &subject.model,
-        ] {
-            part(id.as_deref());
+        part(Some(subject.owner));
+        for id in [subject.org, subject.auth, subject.graph, subject.lane, subject.model] {
+            part(id);
         }
         for scope in scopes {
             for limit in [scope.requests, scope.tokens] {

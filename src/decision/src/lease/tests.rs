@@ -74,7 +74,7 @@ fn op(n: u8) -> OperationId {
 
 fn bundle(owner: &str) -> Bundle {
     let request = request(owner);
-    Bundle::of(&request.subject, &request.limits, "config", 8).unwrap()
+    Bundle::of((&request.subject).into(), &request.limits, "config", 8).unwrap()
 }
 
 const fn at(now_ms: u64) -> Times {
@@ -234,7 +234,7 @@ fn any_value_that_is_not_this_bundles_own_is_no_lease() {
     // Another configuration's.
     memory.values.clear();
     let like = request("o");
-    let other = Bundle::of(&like.subject, &like.limits, "another", 8).unwrap();
+    let other = Bundle::of((&like.subject).into(), &like.limits, "another", 8).unwrap();
     for slot in bundle("o").slots {
         let foreign = Bundle {
             key: other.key.clone(),
@@ -369,7 +369,7 @@ fn only_rules_that_hold_nothing_and_count_no_runs_are_leased() {
     assert!(!leasable(&std::format!("[{}]", gate("concurrency"))));
     assert!(!leasable(&std::format!("[{}]", gate("metering"))));
     let limits: StampedLimits = serde_json::from_str(r#"{"auth": {"concurrency": 3}}"#).unwrap();
-    assert_eq!(Bundle::of(&request("o").subject, &limits, "c", 8), None);
+    assert_eq!(Bundle::of((&request("o").subject).into(), &limits, "c", 8), None);
 }
 
 #[test]
@@ -385,7 +385,7 @@ fn whatever_differs_to_a_gate_is_another_bundle() {
     others[3].limits.owner.requests = Limit::of(101);
     others[4].limits.owner.tokens = Limit::of(5);
     let key_under = |request: &DecideRequest, configuration: &str| {
-        Bundle::of(&request.subject, &request.limits, configuration, 8)
+        Bundle::of((&request.subject).into(), &request.limits, configuration, 8)
             .unwrap()
             .key
     };

@@ -1,5 +1,6 @@
 //! Asking the decision service: what is asked, once more where that helps, and what an answer comes to.
 
+use alloc::string::ToString;
 use alloc::vec::Vec;
 
 use super::answer::sensible_verdict;
@@ -7,12 +8,12 @@ use super::reading::Body;
 use super::{CalloutAnswer, Deciding, NO_ID, State, Stream};
 use crate::breaker::Permission;
 use crate::charge::is_unchecked;
-use crate::config::ModelSource;
-use crate::envelope::Envelope;
+use crate::config::{FilterConfig, ModelSource};
+use crate::envelope::{Envelope, Ids};
 use crate::evaluation::needs_decision;
 use crate::gatehouse::{Callout, Effect, Gatehouse};
 use crate::hold::Hold;
-use crate::lease::{Host, Take};
+use crate::lease::{Bundle, Host, Take};
 use crate::limits::StampedLimits;
 use crate::log_line::Level;
 use crate::metric::Counter;
@@ -34,33 +35,82 @@ pub(super) struct Question {
     pub(super) hold: Hold,
 }
 
+/// What the host's memory has said about a request.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) bundle: Bundle,
+    pub(super) hold: Hold,
+    pub(super) take: Take,
+}
+
+impl Taken {
+    /// Asks the host's memory; `None` if the decision has to be exact.
+    fn of(
+        gatehouse: &mut Gatehouse,
+        host: &mut dyn Host,
+        (subject, limits): (Ids<'_>, &StampedLimits),
+        hold: Hold,
+        now_ms: u64,
+    ) -> Option<Self> {
+        let bundle = gatehouse.bundle(subject, limits)?;
+        let take = gatehouse.take(host, &bundle, hold.tokens(), now_ms);
+        Some(Self { bundle, hold, take })
+    }
+}
+
+/// Who is asked about. The envelope's own model is not trusted to be the request's, unless it is the source. Without a
+/// source the model binds no tier.
+fn subject_of<'a>(config: &FilterConfig, envelope: &Envelope<'a>) -> Ids<'a> {
+    let mut subject = envelope.subject;
+    if config.model != ModelSource::Header {
+        subject.model = None;
+    }
+    subject
+}
+
+fn stamps_unchecked(config: &FilterConfig, limits: &StampedLimits) -> bool {
+    is_unchecked(limits, config.rules.gate(Gate::Contract).is_some())
+}
+
+/// Asks the host's memory while the request still lies where the host has put it; `None` if there is more to be read or said
+/// about it first.
+pub(super) fn take_at_once(
+    gatehouse: &mut Gatehouse,
+    host: &mut dyn Host,
+    envelope: &Envelope<'_>,
+    now_ms: u64,
+) -> Option<Taken> {
+    let (config, limits) = (gatehouse.config(), &envelope.limits);
+    if config.model == ModelSource::Body
+        || envelope.unknown_header.is_some()
+        || stamps_unchecked(config, limits)
+        || !needs_decision(&config.rules.gates, limits)
+    {
+        return None;
+    }
+    let hold = Hold::without_body(config.default_output_reservation);
+    let subject = subject_of(config, envelope);
+    Taken::of(gatehouse, host, (subject, limits), hold, now_ms)
+}
+
 impl Stream {
     /// An envelope is here. What is to be read of the body comes with the path, which may name the model as well.
     pub(super) fn decide(
         &mut self,
         gatehouse: &mut Gatehouse,
         host: &mut dyn Host,
-        envelope: Envelope,
-        (body, path): (Body, &[u8]),
+        envelope: Envelope<'_>,
+        (body, path, taken): (Body, &[u8], Option<Taken>),
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
-        let Envelope {
-            mut subject,
-            limits,
-            unknown_header,
-        } = envelope;
-        self.caller.org.clone_from(&subject.org);
-        if let Some(name) = unknown_header {
-            gatehouse.unknown_header(&name, now_ms, effects);
+        self.caller.org = envelope.subject.org.map(ToString::to_string);
+        if let Some(name) = &envelope.unknown_header {
+            gatehouse.unknown_header(name, now_ms, effects);
         }
-        let config = gatehouse.config();
-        if config.model != ModelSource::Header {
-            // The envelope's own is not trusted to be the request's. Without a source the model binds no tier.
-            subject.model = None;
-        }
-        let contract_is_listed = config.rules.gate(Gate::Contract).is_some();
-        if is_unchecked(&limits, contract_is_listed) {
+        let (config, limits) = (gatehouse.config(), envelope.limits);
+        let subject = subject_of(config, &envelope);
+        if stamps_unchecked(config, &limits) {
             let mut line = self.line(
                 Level::Warn,
                 "unchecked_limit",
@@ -75,14 +125,17 @@ impl Stream {
             return self.pass(None, effects);
         }
         let question = Question {
-            subject,
+            subject: subject.into(),
             limits,
             hold: Hold::without_body(config.default_output_reservation),
         };
         match body {
             Body::Follows => self.read_body(gatehouse, question, path, now_ms, effects),
             Body::Withheld if self.refuses_unread_body(gatehouse, now_ms, effects) => {}
-            Body::Withheld | Body::None => self.ask(gatehouse, host, question, now_ms, effects),
+            Body::Withheld | Body::None => match taken {
+                Some(taken) => self.ask_after(gatehouse, host, question, Some(taken), now_ms, effects),
+                None => self.ask(gatehouse, host, question, now_ms, effects),
+            },
         }
     }
 
@@ -95,22 +148,39 @@ impl Stream {
         now_ms: u64,
         effects: &mut Vec<Effect>,
     ) {
+        let known = ((&question.subject).into(), &question.limits);
+        let taken = Taken::of(gatehouse, host, known, question.hold, now_ms);
+        self.ask_after(gatehouse, host, question, taken, now_ms, effects);
+    }
+
+    /// Does what the host's memory has said, or asks the service.
+    fn ask_after(
+        &mut self,
+        gatehouse: &mut Gatehouse,
+        host: &mut dyn Host,
+        question: Question,
+        taken: Option<Taken>,
+        now_ms: u64,
+        effects: &mut Vec<Effect>,
+    ) {
         let hold = question.hold;
-        let bundle = gatehouse.bundle(&question.subject, &question.limits);
-        let mut lease = None;
-        if let Some(bundle) = &bundle {
-            match gatehouse.take(host, bundle, hold.tokens(), now_ms) {
+        let (mut lease, mut asks_for) = (None, None);
+        if let Some(Taken { bundle, take, .. }) = taken {
+            match take {
                 Take::Leased(share) => {
                     if share.fetch {
                         let request = self.request(gatehouse, question);
-                        gatehouse.fetch_ahead(host, bundle, request, now_ms, effects);
+                        gatehouse.fetch_ahead(host, &bundle, request, now_ms, effects);
                     }
                     return self.pass_leased(gatehouse, hold, share, effects);
                 }
                 Take::Denied(denial) => {
                     return self.refuse_plainly(gatehouse, &Refusal::Denied(denial), now_ms, effects);
                 }
-                Take::Ask { fetch } => lease = gatehouse.lease_ask(host, fetch),
+                Take::Ask { fetch } => {
+                    lease = gatehouse.lease_ask(host, fetch);
+                    asks_for = Some(bundle);
+                }
             }
         }
         let request = DecideRequest {
@@ -128,7 +198,7 @@ impl Stream {
                 let deciding = Deciding {
                     request,
                     hold,
-                    bundle,
+                    bundle: asks_for,
                     asked_ms: now_ms,
                     deadline_ms,
                     dispatched_ms: now_ms,

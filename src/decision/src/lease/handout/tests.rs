@@ -9,11 +9,11 @@ use wasm_bindgen_test::wasm_bindgen_test as test;
 use super::super::slot::{Remembered, Slot};
 use super::*;
 use crate::class::Code;
+use crate::envelope::Ids;
 use crate::lease::Bundle;
 use crate::limits::{Scope, StampedLimits};
 use crate::operation::OperationId;
 use crate::verdict::Denial;
-use crate::wire::Subject;
 
 const BUNDLE: &[u8] = b"whose it is";
 const NOW_MS: u64 = 100_000;
@@ -126,18 +126,14 @@ fn a_value_that_is_cut_or_lies_about_its_parts_hands_out_nothing() {
 fn neighbouring_keys_are_spread_over_the_slots_and_share_no_two_of_them() {
     let (tenants, slots) = (8_192, 8_192);
     let of = |tenant: u64| {
-        let subject = Subject {
-            owner: std::format!("tenant-{tenant:07}"),
-            ..Subject::default()
+        let owner = std::format!("tenant-{tenant:07}");
+        let subject = Ids {
+            owner: &owner,
+            ..Ids::default()
         };
-        Bundle::of(
-            &subject,
-            &StampedLimits::default(),
-            "portcullis/0123456789abcdef",
-            slots,
-        )
-        .unwrap()
-        .slots
+        Bundle::of(subject, &StampedLimits::default(), "portcullis/0123456789abcdef", slots)
+            .unwrap()
+            .slots
     };
     let all: Vec<[u64; 2]> = (0..tenants).map(of).collect();
     for which in [0, 1] {
