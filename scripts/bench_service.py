@@ -23,8 +23,8 @@ SCOPES = ("owner", "org", "auth")
 SHAPES = [(scopes, resources) for scopes in (1, 3, 8) for resources in (1, 2, 3)]
 
 
-def decide_template(stack):
-    """What the filter would ask."""
+def decide_template(stack, limited=SCOPES):
+    """What the filter would ask, with limits on these scopes."""
     request = {
         "op": "@OP@",
         "profile": "development",
@@ -34,12 +34,12 @@ def decide_template(stack):
         "budget_ms": 2000,
         "window_s": 60,
         "subject": {"owner": "tenant-0000000", "org": "org-1", "auth": "auth-1"},
-        "limits": {scope: {"requests": LIMIT} for scope in SCOPES},
+        "limits": {scope: {"requests": LIMIT} for scope in limited},
         "tokens": 1024,
         "request_id": "00000000-0000-4000-8000-000000000000",
     }
     lines = ["POST /v1/decide HTTP/1.1", "Content-Type: application/json"]
-    return stack.template("decide", lines, json.dumps(request, separators=(",", ":")))
+    return stack.template(f"decide-{len(limited)}", lines, json.dumps(request, separators=(",", ":")))
 
 
 class Script:
@@ -101,7 +101,25 @@ def full_load(stack, service, template, seconds):
     check(summary)
     if count <= 0:
         raise Failure(f"the service did not decide anything\n{service.tail()}")
-    return {"per_s": count / took, "service_us": used / count, "redis_us": redis_used / count, "p99_us": summary["p99_us"]}
+    return {"per_s": count / took, "service_us": used / count, "redis_us": redis_used / count} | {
+        name: summary[name] for name in ("p50_us", "p99_us")
+    }
+
+
+def without_limits(stack, service, seconds):
+    """Decisions about scopes that no limit binds, and what the store was asked meanwhile but by this script."""
+    asked = "evalsha", "eval", "get", "set", "incrby", "zcount", "zadd"
+
+    def commands():
+        told = stack.redis_cli("INFO", "commandstats")
+        return sum(int(calls) for name in asked for calls in re.findall(rf"cmdstat_{name}:calls=(\d+)", told))
+
+    before = commands()
+    with stack.load(service.port, decide_template(stack, ()), seconds=seconds, connections=CONNECTIONS) as load:
+        summary = load.summary(ends_by_itself=True)
+    check(summary)
+    # The service's own probe of the store is a script too, twice a second at most.
+    return {"decisions": summary["requests"], "store_commands": commands() - before, "seconds": seconds}
 
 
 def decisions(stack):
@@ -147,6 +165,7 @@ def measure(stack, service, rounds, calls):
     per_s = statistics.median(one["per_s"] for one in full)
     ceilings = {kind: statistics.median(taken[kind]) for kind in ("plain", "pipelined")}
     half = half_load(stack, service, template, per_s / 2, 5 if rounds > 5 else 2)
+    unlimited = without_limits(stack, service, 1)
     print(f"\r== the script's cost for {len(SHAPES)} shapes" + " " * 30, flush=True)
     costs = {shape: [] for shape in SHAPES}
     for _ in range(max(1, rounds // 4)):
@@ -160,13 +179,16 @@ def measure(stack, service, rounds, calls):
         "ceiling_per_s": max(ceilings.values()),
         "ceilings_per_s": ceilings,
         "of_ceiling": per_s / max(ceilings.values()),
+        "p50_us": statistics.median(one["p50_us"] for one in full),
+        "p99_us": statistics.median(one["p99_us"] for one in full),
         "half_load": half,
+        "without_limits": unlimited,
         "script_us": {f"{scopes}x{resources}": lower_quartile(costs[scopes, resources]) for scopes, resources in SHAPES},
     }
 
 
 def show(figures):
-    half, script = figures["half_load"], figures["script_us"]
+    half, script, unlimited = figures["half_load"], figures["script_us"], figures["without_limits"]
     low, high = figures["per_s_spread"]
     print(
         f"""
@@ -175,7 +197,9 @@ The service, three contract scopes with one resource each, {CONNECTIONS} connect
   the script's ceiling    {figures["ceiling_per_s"]:>9,.0f}   plain {figures["ceilings_per_s"]["plain"]:,.0f}, {PIPELINE} pipelined {figures["ceilings_per_s"]["pipelined"]:,.0f}
   of the ceiling          {figures["of_ceiling"]:>9.2f}
   CPU per decision        {figures["service_us"]:>9.1f} us of the service, {figures["redis_us"]:.1f} us of Redis
+  at full load            {figures["per_s"]:>9,.0f}   decisions/s: p50 {figures["p50_us"] / 1000:.2f} ms, p99 {figures["p99_us"] / 1000:.2f} ms
   at half load            {half["per_s"]:>9,.0f}   decisions/s: p50 {half["p50_us"] / 1000:.2f} ms, p99 {half["p99_us"] / 1000:.2f} ms
+  without any limit       {unlimited["decisions"]:>9,.0f}   decisions in {unlimited["seconds"]} s: {unlimited["store_commands"]} commands to the store, its probes included
 
 charge.lua, microseconds of one run by the server's clock
   scopes  requests  and tokens  and concurrency"""

@@ -117,17 +117,16 @@ def local_ratelimit():
     }
 
 
-def ext_authz(port):
-    """The service does not speak this protocol; any 200 admits, so it is asked for `/live`. A request's own path follows
-    the prefix, where the service takes it for a query."""
-    service = {"uri": f"http://127.0.0.1:{port}", "cluster": "portcullis", "timeout": "0.25s"}
+def ext_authz():
+    """Decides the same by the same service, without the filter. Like the filter here, it leaves the envelope where it is."""
+    service = {"uri": "http://portcullis", "cluster": "portcullis", "timeout": "0.25s"}
     return {
         "name": "ext_authz",
         "typed_config": {
             "@type": f"{TYPE}.filters.http.ext_authz.v3.ExtAuthz",
             "transport_api_version": "V3",
-            "allowed_headers": {"patterns": [{"prefix": "x-admission-"}]},
-            "http_service": {"server_uri": service, "path_prefix": "/live?"},
+            "allowed_headers": {"patterns": [{"prefix": "x-admission-"}, {"exact": "x-request-id"}]},
+            "http_service": {"server_uri": service, "path_prefix": "/v1/ext_authz"},
         },
     }
 
@@ -140,6 +139,11 @@ def envoy_config(filters, port, admin, upstream, service):
         endpoint = {"endpoint": {"address": address(port)}}
         load = {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]}
         return {"name": name, "type": "STATIC", "connect_timeout": "1s", "load_assignment": load}
+
+    # As in examples/envoy/envoy.yaml.
+    options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    http2 = {"explicit_http_config": {"http2_protocol_options": {"max_concurrent_streams": 100}}}
+    http2 = {"typed_extension_protocol_options": {options: {"@type": f"type.googleapis.com/{options}"} | http2}}
 
     routes = [{"match": {"prefix": "/"}, "route": {"cluster": "upstream", "timeout": "0s"}}]
     router = {"name": "router", "typed_config": {"@type": f"{TYPE}.filters.http.router.v3.Router"}}
@@ -157,7 +161,7 @@ def envoy_config(filters, port, admin, upstream, service):
         "admin": {"address": address(admin)},
         "static_resources": {
             "listeners": [{"name": "ingress", "address": address(port), "filter_chains": [chain]}],
-            "clusters": [cluster("upstream", upstream), cluster("portcullis", service)],
+            "clusters": [cluster("upstream", upstream), cluster("portcullis", service) | http2],
         },
     }
 
@@ -267,7 +271,9 @@ class Stack:
         [port] = free_ports(1)
         config = self.work / f"service-{name}.json"
         listen = f"127.0.0.1:{port}"
-        config.write_text(json.dumps({"profile": "development", "listen": listen, "limiter": {"url": url}}))
+        checks = {"rules": "contract-limits", "envelope": {"strip": False}}
+        service = {"profile": "development", "listen": listen, "limiter": {"url": url}, "ext_authz": checks}
+        config.write_text(json.dumps(service))
         child = self.child(f"service-{name}", [str(self.tools["service"]), "serve", "--config", str(config)])
         # An embedded store is never "ready": it is not shared.
         child.await_ready(f"http://127.0.0.1:{port}/{'live' if url == 'memory:' else 'ready'}")

@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{LazyLock, Mutex};
+use std::time::Instant;
 
 use rand::Rng;
 use serde_json::Value;
@@ -57,6 +58,25 @@ impl Process {
             .status()
             .expect("kill can be run");
         assert!(status.success(), "kill -{name} failed");
+    }
+
+    /// SIGSTOP, and waits until every thread has stopped: until then the process may still answer.
+    pub(crate) fn freeze(&self) {
+        self.signal("STOP");
+        let start = Instant::now();
+        while !self.is_frozen() {
+            assert!(start.elapsed() < crate::DEADLINE, "the process does not stop");
+            std::thread::yield_now();
+        }
+    }
+
+    fn is_frozen(&self) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the process runs");
+        threads.flatten().all(|thread| {
+            let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+            // A thread that has ended meanwhile is as good.
+            status.is_empty() || status.lines().any(|line| line.starts_with("State:\tT"))
+        })
     }
 
     pub(crate) fn kill(&mut self) {

@@ -156,7 +156,7 @@ impl Service {
 
     /// Stops the process without closing anything: it looks alive and never answers.
     pub fn freeze(&self) {
-        self.process.signal("STOP");
+        self.process.freeze();
     }
 
     pub fn thaw(&self) {

@@ -274,6 +274,17 @@ impl Code {
     }
 }
 
+/// The HTTP status of a gRPC status that [`Code::grpc_status`] gives; of the two that are 3, the one that needs no body.
+pub const fn status_of_grpc(grpc_status: u8) -> u16 {
+    match grpc_status {
+        8 => 429,
+        7 => 403,
+        12 => 501,
+        3 => 400,
+        _ => 503,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

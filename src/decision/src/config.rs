@@ -4,6 +4,7 @@
 //! `portcullis serve` call these parsers and no others, so they find the same faults. Nothing here reads a file or an
 //! environment variable: the caller passes both in.
 
+mod ext_authz;
 mod faults;
 mod filter;
 mod policy_file;

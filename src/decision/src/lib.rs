@@ -30,6 +30,7 @@ pub mod config;
 pub mod cost;
 pub mod envelope;
 pub mod evaluation;
+pub mod ext_authz;
 pub mod fuzz;
 pub mod gatehouse;
 pub mod hold;

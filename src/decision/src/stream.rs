@@ -75,6 +75,8 @@ struct Deciding {
     /// A call has left, so the service may have charged.
     has_left: bool,
     retried: bool,
+    /// The second call waits for the next tick.
+    redials: bool,
 }
 
 #[derive(Debug, Default)]
@@ -137,6 +139,14 @@ impl Stream {
         match &self.state {
             State::Reading(reading) => Some((Wait::Body, reading.deadline_ms)),
             State::Deciding(deciding) => Some((Wait::Decision, deciding.deadline_ms.saturating_add(DEADLINE_SLACK_MS))),
+            _ => None,
+        }
+    }
+
+    /// What is asked about this request, while that is awaited.
+    pub fn asked(&self) -> Option<&DecideRequest> {
+        match &self.state {
+            State::Deciding(deciding) => Some(&deciding.request),
             _ => None,
         }
     }

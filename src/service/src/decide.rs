@@ -14,6 +14,7 @@ use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::config::{Profile, ServiceConfig};
 use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step};
 use portcullis_decision::log_line::{Level, LogLine};
+use portcullis_decision::operation::OperationId;
 use portcullis_decision::policy::PolicyView;
 use portcullis_decision::rules::Choice;
 use portcullis_decision::verdict::{Unavailability, Verdict};
@@ -255,10 +256,8 @@ impl Decider {
         }
         // What is fetched ahead is no request's verdict.
         if !is_ahead {
-            self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
-            self.metrics.verdict(&verdict);
+            self.decided(request, &verdict, arrived);
             self.journal_unmetered(request, &verdict);
-            self.tell(request, &verdict);
             if let Some(model) = evaluation.unpriced_model() {
                 self.tell_of_no_price(request, model);
             }
@@ -270,6 +269,21 @@ impl Decider {
             },
             gave_back,
         )
+    }
+
+    /// Counts and tells a verdict on what arrived at `arrived`.
+    pub(crate) fn decided(&self, request: &DecideRequest, verdict: &Verdict, arrived: Instant) {
+        self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
+        self.metrics.verdict(verdict);
+        self.tell(request, verdict);
+    }
+
+    /// Nobody waits for this decision any more: what it took, or will take, is given back.
+    pub(crate) fn abandon(&self, op: OperationId) {
+        locked(&self.launches).cancel(&[op]);
+        if self.limiter.is_some() {
+            self.give_back.limiter.later(op);
+        }
     }
 
     async fn charge(&self, plan: &ChargePlan, deadline: Instant, gave_back: &mut bool) -> LimiterAnswer {

@@ -7,20 +7,23 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use portcullis_decision::config::Profile;
 use portcullis_decision::evaluation::request_fault;
+use portcullis_decision::ext_authz::CHECK_PATH;
 use portcullis_decision::wire::{DECIDE_PATH, DecideRequest, SETTLE_PATH, SettleRequest};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::decide::Decider;
+use crate::ext_authz::Checks;
 use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::outliving::Outliving;
 use crate::readiness::Readiness;
 
 /// Largest body of a decision, in bytes: an envelope's ids and limits take a few kilobytes.
@@ -37,6 +40,8 @@ pub struct App {
     pub readiness: Arc<Readiness>,
     /// Counts.
     pub metrics: Arc<Metrics>,
+    /// Answers Envoy's `ext_authz`; `None` where that is not configured.
+    pub checks: Option<Arc<Checks>>,
     /// Held by every decision under way, so that a shutdown can wait for those whose connection has gone.
     pub under_way: mpsc::Sender<()>,
 }
@@ -49,7 +54,7 @@ pub fn router(app: App) -> Router {
         .route("/live", get(live))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
-        .fallback(async || Refusal(StatusCode::NOT_FOUND, "no such path".to_owned()))
+        .fallback(check_or_nothing)
         .with_state(app)
 }
 
@@ -129,20 +134,14 @@ async fn decide(
         return Err(Refusal(StatusCode::BAD_REQUEST, fault.to_owned()));
     }
     let App { decider, under_way, .. } = app;
-    // A task of its own: when the connection goes away this handler is dropped, and the decision goes on to its end, so
-    // that what it charges is either answered for or given back.
-    let decision = tokio::spawn(async move {
+    // When the connection goes away this handler is dropped, and the decision goes on to its end, so that what it charges is
+    // either answered for or given back.
+    let decision = Outliving::new(async move {
         let answer = decider.decide(&request, at).await;
         drop(under_way);
         answer
     });
-    match decision.await {
-        Ok(answer) => json_answer(&answer),
-        Err(_) => Err(Refusal(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the decision ended without an answer".to_owned(),
-        )),
-    }
+    json_answer(&decision.await)
 }
 
 async fn settle(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, Refusal> {
@@ -154,6 +153,17 @@ async fn settle(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
         .await
         .map_err(|fault| Refusal(StatusCode::SERVICE_UNAVAILABLE, format!("the limiter failed: {fault}")))?;
     json_answer(&answer)
+}
+
+/// Any method on any path below [`CHECK_PATH`], which the asked-about request's own path follows: nothing that a router
+/// could match.
+async fn check_or_nothing(State(app): State<App>, Arrived(at): Arrived, request: Request) -> Result<Response, Refusal> {
+    let is_check = |path: &str| path.strip_prefix(CHECK_PATH).is_some_and(|rest| rest.starts_with('/'));
+    match app.checks.filter(|_| is_check(request.uri().path())) {
+        // The body is not looked at: Envoy sends none unless it is told to.
+        Some(checks) => Ok(checks.answer(&request.into_parts().0, at, app.under_way).await),
+        None => Err(Refusal(StatusCode::NOT_FOUND, "no such path".to_owned())),
+    }
 }
 
 async fn live() -> Response {

@@ -68,6 +68,8 @@ pub struct Metrics {
     pub bills_of_holds: Counter,
     /// Bills of models that have no price.
     pub unpriced: Counter,
+    checks: Family<Vec<(&'static str, String)>, Counter>,
+    enforcing: Family<Vec<(&'static str, String)>, Gauge>,
     build_info: Family<Vec<(&'static str, String)>, Gauge<i64, std::sync::atomic::AtomicI64>>,
 }
 
@@ -100,6 +102,8 @@ impl Default for Metrics {
             bills_dropped: Counter::default(),
             bills_of_holds: Counter::default(),
             unpriced: Counter::default(),
+            checks: Family::default(),
+            enforcing: Family::default(),
             build_info: Family::default(),
         };
         metrics.register();
@@ -231,6 +235,16 @@ impl Metrics {
             "Bills of models without a price: what those calls have cost is added to no month",
             self.unpriced.clone(),
         );
+        registry.register(
+            "ext_authz",
+            "What became of guarded requests that Envoy's ext_authz asked about, by the names of the filter's counters",
+            self.checks.clone(),
+        );
+        registry.register(
+            "enforcing",
+            "1 while the rules of ext_authz are enforced; 0 in shadow mode, and for 10 s after something was not checked",
+            self.enforcing.clone(),
+        );
         registry.register("build_info", "What runs: always 1", self.build_info.clone());
     }
 
@@ -251,6 +265,19 @@ impl Metrics {
         self.verdicts
             .get_or_create(&[("verdict", word), ("class", class)])
             .inc();
+    }
+
+    /// Counts what became of a request that Envoy's `ext_authz` asked about, under the name of the filter's counter.
+    pub fn check(&self, counter: &str, by: u64) {
+        let outcome = counter.strip_prefix("portcullis_").unwrap_or(counter).to_owned();
+        self.checks.get_or_create(&vec![("outcome", outcome)]).inc_by(by);
+    }
+
+    /// Says whether the rules of this name are enforced for `ext_authz`.
+    pub fn enforcing(&self, rules: &str, is: bool) {
+        self.enforcing
+            .get_or_create(&vec![("rules", rules.to_owned())])
+            .set(i64::from(is));
     }
 
     /// Counts what became of a lease that was asked for.

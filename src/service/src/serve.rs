@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use portcullis_decision::config::{Faults, ServiceConfig, Tiers, fingerprint};
+use portcullis_decision::config::{Faults, ServiceConfig, Tiers};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::check::{self, FAULTY};
 use crate::cli::ServeArguments;
 use crate::decide::Decider;
+use crate::ext_authz::Checks;
 use crate::http::{App, router};
 use crate::limiter::Limiter;
 use crate::logs::{self, Journal};
@@ -84,8 +85,8 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     Ok(Plan {
         policy,
         meter,
+        config_hash: config.fingerprint(&text),
         config,
-        config_hash: fingerprint(&text),
         limiter,
     })
 }
@@ -119,6 +120,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         policy = policy.as_ref().map_or("none", |policy| policy.scheme()),
         metering = meter.as_ref().map_or("none", |meter| meter.scheme()),
         capacity = tiers(&config.capacity),
+        ext_authz = config.ext_authz.as_ref().map_or("none", |checks| checks.rules.name.as_str()),
         version = env!("CARGO_PKG_VERSION"),
         "listening on {}",
         listener.local_addr()?,
@@ -154,10 +156,16 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         }
     }
     let (under_way, mut all_done) = mpsc::channel(1);
+    let checks = config.ext_authz.clone();
+    let checks = checks.map(|checks| Arc::new(Checks::new(checks, &config_hash, Arc::clone(&decider))));
+    if let Some(checks) = &checks {
+        tokio::spawn(Arc::clone(checks).run());
+    }
     let app = App {
         decider: Arc::clone(&decider),
         readiness,
         metrics,
+        checks,
         under_way,
     };
     let finished = connections::serve(listener, router(app), stop, GRACE).await;

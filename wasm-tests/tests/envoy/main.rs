@@ -19,6 +19,7 @@ mod config_faults;
 mod contract_limits;
 mod envelope_headers;
 mod expect;
+mod ext_authz;
 mod gateway_killed;
 mod grpc;
 mod harness;

@@ -136,7 +136,7 @@ impl FilterConfig {
     /// of it: one that was replaced under the same id leaves it as it was.
     pub fn fingerprint(&self, text: &[u8]) -> String {
         if self.signatures.is_some() {
-            fingerprint_without_secrets(text)
+            fingerprint_without_secrets(&[], text)
         } else {
             super::fingerprint(text)
         }
@@ -170,19 +170,34 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
     let mut section = Section::of("", node, faults)?;
     retired_switch(&mut section, faults);
     let profile = read_profile(&mut section, faults);
+    read_keys(section, profile, read_decision, faults)
+}
+
+/// The keys that say what is decided, in the order of the documents; `decision` reads whom to ask.
+pub(super) fn read_keys(
+    mut section: Section<'_>,
+    profile: Option<Profile>,
+    decision: fn(&mut Section<'_>, &mut Faults) -> Option<DecisionTarget>,
+    faults: &mut Faults,
+) -> Option<FilterConfig> {
+    let at = section.path("");
+    let rules_path = section.path("rules");
     let rules = section
         .required("rules", faults)
-        .and_then(|node| named_or_inline("rules", node, faults));
+        .and_then(|node| named_or_inline(&rules_path, node, faults));
     let modes = [("enforce", Mode::Enforce), ("shadow", Mode::Shadow)];
     let mode = section.word("mode", &modes, faults).unwrap_or(Mode::Enforce);
     let (prefix, strip, signatures) = read_envelope(&mut section, faults);
-    let routes = section.get("routes").and_then(|node| read_routes(node, faults));
+    let routes_path = section.path("routes");
+    let routes = section
+        .get("routes")
+        .and_then(|node| read_routes(&routes_path, node, faults));
     let (model, body) = read_model(&mut section, faults);
     let default_output_reservation = subsection(&mut section, "tokens", faults, |tokens, faults| {
         // 0 would hold nothing, and what holds nothing is never over a limit.
         tokens.integer("default_output_reservation", 1..=LARGEST_LIMIT, faults)
     });
-    let decision = read_decision(&mut section, faults);
+    let decision = decision(&mut section, faults);
     let window_s = section.integer("window_s", 1..=86_400, faults).unwrap_or(60);
     let leases = read_leases(&mut section, faults);
     let limit_headers = subsection(&mut section, "reply", faults, |reply, faults| {
@@ -194,7 +209,7 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
     });
     section.finish(faults);
     if let Some(rules) = &rules {
-        check_with_profile(rules, profile, mode, model, faults);
+        check_with_profile(&at, rules, profile, mode, model, faults);
     }
     Some(FilterConfig {
         profile: profile?,
@@ -215,7 +230,7 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
 }
 
 /// Reads an optional object by `read`, and notes what it did not ask for.
-fn subsection<T>(
+pub(super) fn subsection<T>(
     section: &mut Section<'_>,
     key: &'static str,
     faults: &mut Faults,
@@ -259,7 +274,7 @@ fn read_envelope(section: &mut Section<'_>, faults: &mut Faults) -> (String, boo
             } else {
                 let is = shown(&Node::Text(text.into()));
                 faults.add(
-                    "envelope.prefix",
+                    envelope.path("prefix"),
                     alloc::format!("must be 2 to 64 lower-case header-name characters that end in \"-\", is {is}"),
                 );
             }
@@ -273,14 +288,14 @@ fn read_envelope(section: &mut Section<'_>, faults: &mut Faults) -> (String, boo
     (prefix, strip, signatures)
 }
 
-fn read_routes(node: &Node, faults: &mut Faults) -> Option<Vec<Route>> {
+fn read_routes(path: &str, node: &Node, faults: &mut Faults) -> Option<Vec<Route>> {
     let Node::List(items) = node else {
-        faults.add("routes", alloc::format!("must be an array, is {}", node.kind()));
+        faults.add(path, alloc::format!("must be an array, is {}", node.kind()));
         return None;
     };
     if items.is_empty() {
         faults.add(
-            "routes",
+            path,
             "an empty list guards nothing: leave the key out to guard everything but OPTIONS",
         );
     }
@@ -288,7 +303,7 @@ fn read_routes(node: &Node, faults: &mut Faults) -> Option<Vec<Route>> {
         items
             .iter()
             .enumerate()
-            .filter_map(|(at, item)| read_route(&alloc::format!("routes[{at}]"), item, faults))
+            .filter_map(|(at, item)| read_route(&alloc::format!("{path}[{at}]"), item, faults))
             .collect(),
     )
 }
@@ -371,7 +386,7 @@ fn read_model(section: &mut Section<'_>, faults: &mut Faults) -> (ModelSource, B
 
 fn read_decision(section: &mut Section<'_>, faults: &mut Faults) -> Option<DecisionTarget> {
     let node = section.required("decision", faults)?;
-    let mut decision = Section::of("decision", node, faults)?;
+    let mut decision = Section::of(&section.path("decision"), node, faults)?;
     decision.required("upstream", faults);
     let upstream = decision.text("upstream", faults);
     let authority = decision.text("authority", faults).unwrap_or("portcullis");
@@ -384,13 +399,18 @@ fn read_decision(section: &mut Section<'_>, faults: &mut Faults) -> Option<Decis
             );
         }
     }
-    let timeout_ms = decision.integer("timeout_ms", 40..=60_000, faults).unwrap_or(250);
+    let timeout_ms = read_timeout(&mut decision, faults);
     decision.finish(faults);
     Some(DecisionTarget {
         upstream: upstream?.to_owned(),
         authority: authority.to_owned(),
         timeout_ms,
     })
+}
+
+/// The whole time of a decision, in milliseconds.
+pub(super) fn read_timeout(decision: &mut Section<'_>, faults: &mut Faults) -> u64 {
+    decision.integer("timeout_ms", 40..=60_000, faults).unwrap_or(250)
 }
 
 fn read_leases(section: &mut Section<'_>, faults: &mut Faults) -> LeaseConfig {
@@ -406,7 +426,7 @@ fn read_leases(section: &mut Section<'_>, faults: &mut Faults) -> LeaseConfig {
         max_age_ms: 1000,
         slots: 8192,
     };
-    if let Some(mut inner) = Section::of("leases", node, faults) {
+    if let Some(mut inner) = Section::of(&section.path("leases"), node, faults) {
         let mut figure = |key, range, default| match inner.get(key) {
             Some(node) => integer_of(&inner.path(key), node, range, faults).unwrap_or(default),
             None => default,

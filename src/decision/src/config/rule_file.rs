@@ -281,8 +281,10 @@ fn check_adjacent(path: &str, listed: &[(usize, Gate)], dependency: Dependency, 
     }
 }
 
-/// Faults that only show together with the profile, the mode and the source of the model.
+/// Faults that only show together with the profile, the mode and the source of the model. `at` is the path that their keys
+/// have in common, with its dot, or empty.
 pub(super) fn check_with_profile(
+    at: &str,
     rules: &Rules,
     profile: Option<Profile>,
     mode: Mode,
@@ -294,7 +296,7 @@ pub(super) fn check_with_profile(
     };
     if model == ModelSource::None {
         faults.add(
-            "model.from",
+            alloc::format!("{at}model.from"),
             "must be \"header\" or \"body\" while the gate \"model_policy\" is listed, is \"none\"",
         );
     }
@@ -304,7 +306,7 @@ pub(super) fn check_with_profile(
     let mut must_reject = |path: &str, choice: Choice| {
         if choice != Choice::Reject {
             faults.add(
-                path,
+                alloc::format!("{at}{path}"),
                 alloc::format!(
                     "must be \"reject\" in {profile} while the gate \"model_policy\" is listed: a policy is not opened"
                 ),
@@ -318,7 +320,7 @@ pub(super) fn check_with_profile(
     must_reject("rules.envelope.when_missing", rules.when_missing);
     if mode == Mode::Shadow {
         faults.add(
-            "mode",
+            alloc::format!("{at}mode"),
             alloc::format!("\"shadow\" is not allowed in {profile} while the gate \"model_policy\" is listed"),
         );
     }

@@ -7,9 +7,9 @@ use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::Profile;
 use super::faults::{Faults, shown};
 use super::section::{PASSTHROUGH_IS_GONE, Section, integer_of, is_off, retired_switch, root, word_of};
+use super::{FilterConfig, Profile};
 use crate::json::Node;
 use crate::limits::{LARGEST_LIMIT, Limit, Resource, ScopeLimits};
 
@@ -111,6 +111,16 @@ impl Tiers {
     pub fn need_org(&self) -> bool {
         !self.organization.is_empty() || !self.organization_model.is_empty()
     }
+
+    /// Whether a tier counts what is under way.
+    pub(super) fn take_slots(&self) -> bool {
+        let fixed = [self.platform, self.graph, self.organization, self.organization_model];
+        let lanes = self.lanes.iter().map(|(_, limits)| *limits);
+        fixed
+            .into_iter()
+            .chain(lanes)
+            .any(|limits| limits.concurrency != Limit::Unlimited)
+    }
 }
 
 /// A whole configuration without faults.
@@ -128,6 +138,8 @@ pub struct ServiceConfig {
     pub metering: MeteringConfig,
     /// The operator's tiers.
     pub capacity: Tiers,
+    /// By what Envoy's `ext_authz` is answered; `None`: it is not.
+    pub ext_authz: Option<FilterConfig>,
 }
 
 impl ServiceConfig {
@@ -139,6 +151,16 @@ impl ServiceConfig {
         let mut faults = Faults::default();
         let config = root(text, &mut faults).and_then(|node| read(&node, environment, &mut faults));
         faults.into_result(config)
+    }
+
+    /// A short fingerprint of the text that this was parsed from, without the secrets of signatures.
+    pub fn fingerprint(&self, text: &[u8]) -> String {
+        let signed = |checks: &FilterConfig| checks.signatures.is_some();
+        if self.ext_authz.as_ref().is_some_and(signed) {
+            super::signature::fingerprint_without_secrets(&["ext_authz"], text)
+        } else {
+            super::fingerprint(text)
+        }
     }
 }
 
@@ -192,6 +214,10 @@ fn read(node: &Node, environment: &Environment, faults: &mut Faults) -> Option<S
     let capacity = section
         .get("capacity")
         .map_or_else(Tiers::default, |node| read_tiers(node, faults));
+    let ext_authz = match section.get("ext_authz") {
+        None | Some(Node::Null) => None,
+        Some(node) => super::ext_authz::read(node, profile, &capacity, faults),
+    };
     section.finish(faults);
     Some(ServiceConfig {
         profile: profile?,
@@ -203,6 +229,7 @@ fn read(node: &Node, environment: &Environment, faults: &mut Faults) -> Option<S
         },
         metering: MeteringConfig { url: metering.0 },
         capacity,
+        ext_authz,
     })
 }
 

@@ -66,13 +66,15 @@ fn read_secret(path: &str, node: &Node, faults: &mut Faults) -> Option<Secret> {
         .ok()
 }
 
-/// The fingerprint of a configuration with every secret taken out.
-pub(super) fn fingerprint_without_secrets(text: &[u8]) -> String {
+/// The fingerprint of a configuration with every secret taken out of the section under `path`.
+pub(super) fn fingerprint_without_secrets(path: &[&str], text: &[u8]) -> String {
     let Ok(mut node) = Node::parse(text) else {
         return super::fingerprint(&[]);
     };
-    for key in ["envelope", "signature", "keys"]
-        .into_iter()
+    for key in path
+        .iter()
+        .copied()
+        .chain(["envelope", "signature", "keys"])
         .try_fold(&mut node, |node, key| node.get_mut(key))
         .into_iter()
         .flat_map(Node::values_mut)

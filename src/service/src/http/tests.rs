@@ -24,6 +24,7 @@ fn app(decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
             decider,
             readiness,
             metrics,
+            checks: None,
             under_way,
         },
         all_done,
@@ -75,5 +76,63 @@ async fn a_settle_batch_that_the_limiter_does_not_take_is_503_without_the_stores
     assert_eq!(
         router.call(post(SETTLE_PATH, &batch)).await.unwrap().status(),
         StatusCode::OK
+    );
+}
+
+fn check_app(decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
+    let text = br#"{"profile": "development", "listen": "127.0.0.1:0", "ext_authz": {"rules": "contract-limits"}}"#;
+    let config = ServiceConfig::parse(text, &Environment::default()).unwrap();
+    let (mut app, all_done) = app(Arc::clone(&decider));
+    app.checks = config
+        .ext_authz
+        .map(|config| Arc::new(Checks::new(config, "", decider)));
+    (app, all_done)
+}
+
+fn check() -> Request {
+    Request::get("/v1/ext_authz/")
+        .header("x-admission-owner-id", "o")
+        .header("x-admission-owner-rate-limit-requests", "3")
+        .body(Body::empty())
+        .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_nobody_waits_for_any_more_gives_back_what_it_was_granted_and_no_other_does() {
+    let (decider, moody) = over(&[Mood::GrantAfter(60)]);
+    let (app, mut all_done) = check_app(decider);
+    let decider = Arc::clone(&app.decider);
+    let mut router = router(app);
+    timeout(Duration::from_millis(10), router.call(check()))
+        .await
+        .unwrap_err();
+    assert_eq!(given_back(&decider, &moody).await.len(), 1);
+    assert_eq!(router.call(check()).await.unwrap().status(), StatusCode::OK);
+    drop(router);
+    timeout(Duration::from_secs(1), all_done.recv()).await.unwrap();
+    assert!(
+        decider
+            .metrics
+            .encode()
+            .contains(r#"portcullis_verdicts_total{verdict="admit",class="none"} 2"#),
+        "the first decision went on to its end"
+    );
+    assert_eq!(given_back(&decider, &moody).await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_is_answered_within_its_own_time_however_long_the_store_takes() {
+    let (decider, moody) = over(&[Mood::GrantAfter(5_000)]);
+    let (app, _all_done) = check_app(decider);
+    let decider = Arc::clone(&app.decider);
+    let start = Instant::now();
+    let answer = router(app).call(check()).await.unwrap();
+    // `contract-limits` lets an outage pass; the store's operation may take 100 ms.
+    assert_eq!((answer.status(), start.elapsed().as_millis()), (StatusCode::OK, 100));
+    assert_eq!(given_back(&decider, &moody).await.len(), 1);
+    let metrics = decider.metrics.encode();
+    assert!(
+        metrics.contains(r#"portcullis_ext_authz_total{outcome="bypassed_limiter_unavailable"} 1"#),
+        "{metrics}"
     );
 }

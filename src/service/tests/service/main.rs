@@ -13,6 +13,7 @@ mod command_line;
 mod deciding;
 mod ending;
 mod envelopes;
+mod ext_authz;
 mod leasing;
 mod process;
 mod settling;
