@@ -6,6 +6,7 @@
 
 mod faults;
 mod filter;
+mod pause;
 mod policy_file;
 mod rule_file;
 mod section;

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use super::Profile;
 use super::faults::{Faults, shown};
+use super::pause::read_pause;
 use super::rule_file::{check_with_profile, named_or_inline};
 use super::section::{Section, integer_of, retired_switch, root, word_of};
 use crate::json::Node;
@@ -98,6 +99,8 @@ pub struct FilterConfig {
     pub prefix: String,
     /// Whether the envelope is kept from the upstream.
     pub strip: bool,
+    /// Lower-case names of headers that are kept from the upstream while a request is held.
+    pub withhold: Vec<String>,
     /// What is guarded; `None` guards everything but `OPTIONS`.
     pub routes: Option<Vec<Route>>,
     /// Where the model is read.
@@ -162,6 +165,7 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
     let modes = [("enforce", Mode::Enforce), ("shadow", Mode::Shadow)];
     let mode = section.word("mode", &modes, faults).unwrap_or(Mode::Enforce);
     let (prefix, strip) = read_envelope(&mut section, faults);
+    let withhold = read_pause(&mut section, &prefix, faults);
     let routes = section.get("routes").and_then(|node| read_routes(node, faults));
     let (model, body) = read_model(&mut section, faults);
     let default_output_reservation = subsection(&mut section, "tokens", faults, |tokens, faults| {
@@ -188,6 +192,7 @@ fn read(node: &Node, faults: &mut Faults) -> Option<FilterConfig> {
         mode,
         prefix,
         strip,
+        withhold,
         routes,
         model,
         body,

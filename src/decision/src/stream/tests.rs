@@ -16,6 +16,7 @@ use crate::wire::{DecideAnswer, LARGEST_ANSWER};
 mod bodies;
 mod leasing;
 mod settling;
+mod withholding;
 
 const TIMEOUT_MS: u64 = 250;
 
