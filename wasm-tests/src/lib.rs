@@ -32,7 +32,7 @@ pub use decision::{Decision, FakeDecision};
 pub use envelope::Envelope;
 pub use gateway::{Gateway, GatewayPlan};
 pub use http2::{Http2, OpenStream};
-pub use locate::{filter_module, portcullis, repository};
+pub use locate::{filter_module, filter_module_sha256, portcullis, repository};
 pub use process::{closed_port, free_port};
 pub use provider::{Behaviour, Provider, Used};
 pub use service::{Service, check, development_service};

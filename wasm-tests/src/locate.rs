@@ -4,6 +4,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
+
 /// The root of the repository.
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -25,6 +27,23 @@ pub(crate) fn envoy() -> PathBuf {
 pub fn filter_module() -> PathBuf {
     let built = target().join("wasm32-wasip1/filter/portcullis.wasm");
     find("PORTCULLIS_WASM", &[built], "the filter module", "scripts/test")
+}
+
+/// The SHA-256 of the filter module, in hexadecimal. It has to be the one that `build_filter` has noted beside the module, as
+/// it has to be where the test host runs it.
+pub fn filter_module_sha256() -> String {
+    let path = filter_module();
+    let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{} cannot be read: {error}", path.display()));
+    let hash: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let note = path.with_extension("wasm.sha256");
+    let noted = std::fs::read_to_string(&note).unwrap_or_default();
+    assert_eq!(
+        noted.split_whitespace().next(),
+        Some(hash.as_str()),
+        "{} does not name the module beside it: build that with build_filter of scripts/common.sh",
+        note.display()
+    );
+    hash
 }
 
 /// `PORTCULLIS_BIN`, or the newest build of the service.

@@ -56,6 +56,8 @@ pub struct Seen {
     pub method: String,
     pub path: String,
     pub headers: HashMap<String, String>,
+    /// Every header line, as bytes: those of one name in their order.
+    pub lines: Vec<(String, Vec<u8>)>,
     pub body: Vec<u8>,
     pub trailers: HashMap<String, String>,
 }
@@ -178,6 +180,7 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Respo
             method: head.method.to_string(),
             path: head.uri.path_and_query().map(ToString::to_string).unwrap_or_default(),
             headers: text_map(&head.headers),
+            lines: lines(&head.headers),
             body: whole.to_bytes().to_vec(),
             trailers,
         });
@@ -206,6 +209,12 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Respo
     *response.status_mut() = reply.status.try_into().expect("a status");
     response.headers_mut().extend(header_map(&reply.headers));
     Ok(response)
+}
+
+fn lines(map: &http::HeaderMap) -> Vec<(String, Vec<u8>)> {
+    map.iter()
+        .map(|(name, value)| (name.to_string(), value.as_bytes().to_vec()))
+        .collect()
 }
 
 fn text_map(map: &http::HeaderMap) -> HashMap<String, String> {

@@ -7,6 +7,7 @@
 mod ext_authz;
 mod faults;
 mod filter;
+mod pause;
 mod policy_file;
 mod rule_file;
 mod section;

@@ -20,6 +20,7 @@ use crate::operation::OperationId;
 use crate::outbox::{Note, Outbox};
 use crate::reply::Reply;
 use crate::rules::{Choice, Gate};
+use crate::stream::HeaderLine;
 use crate::wire::{SETTLE_PATH, SettleAnswer, Settlement, Unmetered};
 
 /// How long the enforcing gauge stays 0 after something was not enforced, in milliseconds: longer than a scrape interval
@@ -60,6 +61,10 @@ pub enum Effect {
     RemoveRequestTrailer(String),
     /// Give a request header this value, in place of all that it has.
     SetRequestHeader(&'static str, &'static str),
+    /// Take a request header out, by the name that the host gave, and report a refusal at once.
+    WithholdRequestHeader(String),
+    /// Add a line that was taken out, and report a refusal.
+    PutBackRequestHeader(HeaderLine),
     /// Remove a response header.
     RemoveResponseHeader(&'static str),
     /// Add a response header.

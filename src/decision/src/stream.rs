@@ -16,6 +16,7 @@ mod answer;
 mod asking;
 mod ending;
 mod reading;
+mod withholding;
 
 use account::Account;
 pub use answer::CalloutAnswer;
@@ -23,6 +24,7 @@ pub(crate) use answer::sensible_verdict;
 use asking::Taken;
 pub use ending::bypass_message;
 use reading::{Body, Reading};
+pub use withholding::HeaderLine;
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -122,6 +124,8 @@ pub struct Stream {
     is_paused: bool,
     /// The client would take a compressed response.
     takes_compressed: bool,
+    /// What the request lacks while it is held.
+    withheld: Vec<HeaderLine>,
 }
 
 impl Stream {
@@ -227,6 +231,7 @@ impl Stream {
                     Body::None
                 };
                 self.decide(gatehouse, host, envelope, (body, path, taken), now_ms, &mut effects);
+                self.withhold(&gatehouse.config().withhold, headers, &mut effects);
             }
         }
         effects

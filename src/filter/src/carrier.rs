@@ -179,13 +179,27 @@ impl StreamContext {
                 }
                 Effect::SetRequestHeader(name, value) => {
                     let _ = host::remove_header(Map::Request, name);
-                    let _ = host::add_header(Map::Request, name, value);
+                    let _ = host::add_header(Map::Request, name, value.as_bytes());
+                }
+                Effect::WithholdRequestHeader(name) => {
+                    if host::remove_header(Map::Request, &name).is_err() {
+                        let now_ms = vm::now_ms();
+                        let more = self.event(|stream, house, _| stream.on_not_withheld(house, &name, now_ms));
+                        self.live.carry_out_all(more.unwrap_or_default());
+                    }
+                }
+                Effect::PutBackRequestHeader(line) => {
+                    if host::add_header(Map::Request, &line.name, &line.value).is_err() {
+                        let now_ms = vm::now_ms();
+                        let more = self.event(|stream, house, _| stream.on_not_put_back(house, &line.name, now_ms));
+                        self.live.carry_out_all(more.unwrap_or_default());
+                    }
                 }
                 Effect::RemoveResponseHeader(name) => {
                     let _ = host::remove_header(Map::Response, name);
                 }
                 Effect::AddResponseHeader(name, value) => {
-                    let _ = host::add_header(Map::Response, name, &value);
+                    let _ = host::add_header(Map::Response, name, value.as_bytes());
                 }
                 Effect::Dispatch(callout) => self.dispatch(context, &callout),
                 Effect::Redial => {

@@ -207,8 +207,8 @@ pub(crate) fn remove_header(map: Map, name: &str) -> HostResult<()> {
 }
 
 /// Adds a header.
-pub(crate) fn add_header(map: Map, name: &str, value: &str) -> HostResult<()> {
-    // SAFETY: pointers and sizes are those of live strings.
+pub(crate) fn add_header(map: Map, name: &str, value: &[u8]) -> HostResult<()> {
+    // SAFETY: pointers and sizes are those of a live string and a live slice.
     checked(unsafe {
         import::proxy_add_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len())
     })

@@ -77,8 +77,8 @@ pub(crate) fn on_configure(context: u32) -> bool {
             return false;
         }
     };
-    // A host that refuses a second time goes on with the ticks of the first.
-    let ticks = host::set_tick_period_ms(TICK_MS).is_ok() || root.ticks.get();
+    // Asked once for each root context: it goes on ticking, and one host traps at a second time.
+    let ticks = root.ticks.get() || host::set_tick_period_ms(TICK_MS).is_ok();
     if let Some(line) = config.unfit_for_host(ticks) {
         host::log(line.level, &line.to_json());
         if line.level == Level::Error {
@@ -334,6 +334,14 @@ pub(crate) fn on_callout_answer(context: u32, token: u32, headers: usize, body_s
             let effects = stream.event(|stream, house, host| stream.on_callout_answer(house, host, answer, now_ms));
             stream.carry_out(id, effects.unwrap_or_default());
             let _ = host::set_effective_context(context);
+            // Some hosts have one call at a time for each request, and refused a batch while this one was out. A service
+            // that has just answered takes it without delay.
+            if status == Some(200) && !stream.live.ticks.get() {
+                if let Ok(mut house) = stream.live.gatehouse.try_borrow_mut() {
+                    house.hurry();
+                }
+                tell_without_ticks(&stream.live);
+            }
         }
     }
 }

@@ -12,6 +12,8 @@ pub struct Callout {
     pub root: ContextId,
     /// The context that it was made for: a stream, or the root itself.
     pub context: ContextId,
+    /// The stream in whose request phase it was made.
+    pub request: Option<ContextId>,
     /// The callback out of which it was made.
     pub callback: &'static str,
     /// The host's name for where it goes.

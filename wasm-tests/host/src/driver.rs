@@ -14,7 +14,7 @@ use crate::fault::Faults;
 use crate::guest::Guest;
 use crate::headers::{Headers, headers};
 use crate::ledger::Ledger;
-use crate::personality::{End, Personality};
+use crate::personality::{Configures, End, EndOfHeaders, Personality};
 use crate::shared_data::SharedData;
 use crate::stream::{Phase, Stream};
 use crate::violation::Violation;
@@ -82,11 +82,22 @@ impl TestHost {
 
     // Configurations.
 
-    /// Configures a new root context.
+    /// Configures a new root context. Where the host does that in requests, nothing of it happens yet, and a module that
+    /// refuses has its requests answered with 503.
     ///
     /// # Errors
     /// The lines of a module that refuses.
     pub fn configure(&mut self, text: &str) -> Result<ContextId, Rejected> {
+        if self.world().personality.configures == Configures::InRequests {
+            let id = self.next_context();
+            let root = Root {
+                configuration: text.as_bytes().to_vec(),
+                is_due: true,
+                ..Root::default()
+            };
+            self.world_mut().roots.insert(id, root);
+            return Ok(id);
+        }
         let root = self.open_root();
         self.reconfigure(root, text).map(|()| root)
     }
@@ -141,10 +152,29 @@ impl TestHost {
         stream
     }
 
+    /// What a host that configures in requests does first. Whether the module has taken the configuration.
+    fn configure_in_request(&mut self, root: ContextId) -> bool {
+        let Some(due) = self.world().roots.get(&root).filter(|root| root.is_due) else {
+            return true;
+        };
+        let size = u32::try_from(due.configuration.len()).unwrap_or(u32::MAX);
+        self.guest.callback("proxy_on_context_create", root, &[root, 0]);
+        let is_taken = self.guest.callback("proxy_on_configure", root, &[root, size]) == Some(1);
+        if let Some(root) = self.world_mut().roots.get_mut(&root) {
+            root.is_due = !is_taken;
+        }
+        is_taken
+    }
+
     /// A stream whose headers have not come yet.
     pub fn open(&mut self, root: ContextId) -> ContextId {
+        let is_configured = self.configure_in_request(root);
         let id = self.next_context();
         self.world_mut().streams.insert(id, Stream::new(id, root));
+        if !is_configured {
+            self.record(id).refuse(503);
+            return id;
+        }
         self.guest.callback("proxy_on_context_create", id, &[id, root]);
         id
     }
@@ -155,14 +185,22 @@ impl TestHost {
             map.iter_mut().for_each(|(name, _)| name.make_ascii_lowercase());
         }
         let count = u32::try_from(map.len()).unwrap_or(u32::MAX);
+        let says_it_ends = match self.world().personality.end_of_headers {
+            EndOfHeaders::AsItIs => end_of_stream,
+            EndOfHeaders::Never => false,
+            EndOfHeaders::Always => true,
+        };
         let record = self.record(stream);
         record.request = map;
-        record.phase = Phase::InRequestHeaders;
         record.has_sent_all |= end_of_stream;
+        if record.host_status.is_some() {
+            return;
+        }
+        record.phase = Phase::InRequestHeaders;
         self.guest.request_callback(
             "proxy_on_request_headers",
             stream,
-            &[stream, count, u32::from(end_of_stream)],
+            &[stream, count, u32::from(says_it_ends)],
         );
     }
 
@@ -180,13 +218,17 @@ impl TestHost {
 
     /// One callback of a stream's end.
     pub fn end(&mut self, stream: ContextId, end: End) {
-        self.record(stream).is_ended = true;
+        let record = self.record(stream);
+        record.is_ended = true;
+        let has_context = record.host_status.is_none();
         let name = match end {
             End::Log => "proxy_on_log",
             End::Done => "proxy_on_done",
             End::Delete => "proxy_on_delete",
         };
-        self.guest.callback(name, stream, &[stream]);
+        if has_context {
+            self.guest.callback(name, stream, &[stream]);
+        }
         if end == End::Delete {
             self.record(stream).is_deleted = true;
         }
@@ -229,7 +271,11 @@ impl TestHost {
 
     /// A call ends without an answer of the service.
     pub fn fail(&mut self, token: u32, failure: Failure) {
-        let (status, body) = failure.answer();
+        let (status, body) = if self.world().personality.makes_up_answers {
+            failure.answer()
+        } else {
+            (None, "")
+        };
         let status = status.map(|status| status.to_string());
         let map = status.map_or_else(Vec::new, |status| headers(&[(":status", &status)]));
         self.deliver(token, map, body.as_bytes().to_vec());
@@ -238,14 +284,32 @@ impl TestHost {
     /// A call ends with these headers and this body.
     pub fn deliver(&mut self, token: u32, map: Headers, body: Vec<u8>) {
         let callout = self.world_mut().callouts.remove(&token);
+        let (of, in_request) = callout
+            .as_ref()
+            .map_or((None, None), |callout| (Some(callout.context), callout.request));
         let root = callout.map_or_else(|| self.root(), |callout| callout.root);
         let count = u32::try_from(map.len()).unwrap_or(u32::MAX);
         let size = u32::try_from(body.len()).unwrap_or(u32::MAX);
         self.world_mut().answer = Some((map, body));
+        self.world_mut().in_request = in_request.filter(|_| self.world().personality.calls_out_of_requests_only);
         self.guest
             .call("proxy_on_http_call_response", root, &[root, token, count, size, 0]);
+        self.world_mut().in_request = None;
         self.world_mut().answer = None;
         self.guest.settle();
+        if let Some(stream) = of {
+            self.guest.let_go_by_itself(stream);
+        }
+    }
+
+    /// The next callback traps after this many instructions, if it has not returned by then. No fault of the module.
+    pub fn trap_after(&mut self, instructions: u64) {
+        self.world_mut().fuel = Some(instructions);
+    }
+
+    /// Whether the module has trapped.
+    pub fn has_trapped(&self) -> bool {
+        self.world().is_dead
     }
 
     // Time.
@@ -314,6 +378,11 @@ impl TestHost {
     }
 
     // What there is to see.
+
+    /// What kind of host this is.
+    pub fn personality(&self) -> Personality {
+        self.world().personality
+    }
 
     /// The script of faults.
     pub fn faults(&mut self) -> &mut Faults {

@@ -11,9 +11,9 @@ use crate::fault::status::OK;
 use crate::headers::headers;
 use crate::imports;
 use crate::module::compiled;
-use crate::personality::Personality;
+use crate::personality::{AfterTrap, Personality};
 use crate::shared_data::SharedData;
-use crate::stream::{Phase, Withheld};
+use crate::stream::Phase;
 use crate::violation::Violation;
 use crate::world::{AfterCall, World};
 
@@ -36,12 +36,14 @@ impl Guest {
         let mut linker = Linker::new(engine);
         imports::define(&mut linker).expect("each host call is defined once");
         for import in module.imports() {
-            let known = linker.get_by_import(&mut store, &import).is_some();
+            let is_linked = import.module() != imports::ENV || personality.links.contains(&import.name());
+            let known = is_linked && linker.get_by_import(&mut store, &import).is_some();
             assert!(
                 known,
-                "the module imports {}.{}, which this host lacks",
+                "the module imports {}.{}, which {} lacks",
                 import.module(),
-                import.name()
+                import.name(),
+                personality.name
             );
         }
         let instance = linker.instantiate(&mut store, module).expect("an instance");
@@ -89,7 +91,9 @@ impl Guest {
             Some((export, export.ty(&*store).results().len()))
         });
         let (export, results) = export?;
-        self.store.set_fuel(FUEL).expect("fuel is counted");
+        let limit = self.store.data_mut().fuel.take();
+        let given = limit.unwrap_or(FUEL);
+        self.store.set_fuel(given).expect("fuel is counted");
         let world = self.store.data_mut();
         (world.callback, world.effective) = (name, context);
         let arguments: Vec<Val> = arguments
@@ -100,19 +104,62 @@ impl Guest {
         let outcome = export.call(&mut self.store, &arguments, &mut results);
         let left = self.store.get_fuel().expect("fuel is counted");
         let world = self.store.data_mut();
-        world.ledger.callback(name, FUEL - left);
+        world.ledger.callback(name, given - left);
         (world.callback, world.effective) = ("", 0);
         if let Err(error) = outcome {
-            world.is_dead = true;
-            world.after_call.clear();
-            let message = format!("{error:#}");
-            world.violate(Violation::Trap {
-                callback: name,
-                message,
-            });
+            if limit.is_none() {
+                let message = format!("{error:#}");
+                world.violate(Violation::Trap {
+                    callback: name,
+                    message,
+                });
+            }
+            self.die();
             return None;
         }
         results.first().and_then(Val::i32).map(i32::cast_unsigned)
+    }
+
+    /// What becomes of the streams of a module that has trapped. What it has asked for before is done all the same, as real
+    /// hosts do it while the module still runs.
+    fn die(&mut self) {
+        let world = self.world_mut();
+        world.is_dead = true;
+        let asked = std::mem::take(&mut world.after_call);
+        let after_trap = world.personality.after_trap;
+        for action in asked {
+            if let AfterCall::Resume(id) = action {
+                self.resume(id);
+            }
+        }
+        for stream in self.world_mut().streams.values_mut().filter(|stream| !stream.is_ended) {
+            match (after_trap, stream.phase) {
+                (AfterTrap::Forwards, Phase::Paused) => {
+                    stream.was_let_go = true;
+                    stream.pass();
+                }
+                // It is not paused yet: the phase of the request fails.
+                (AfterTrap::Forwards, Phase::InRequestHeaders) => stream.refuse(500),
+                (AfterTrap::Refuses, Phase::Created | Phase::InRequestHeaders | Phase::Paused) => stream.refuse(503),
+                _ => {}
+            }
+        }
+    }
+
+    /// What a host does with a paused stream whose call has ended.
+    pub(crate) fn let_go_by_itself(&mut self, id: ContextId) {
+        let world = self.world_mut();
+        if !world.personality.resumes_by_itself || world.has_call_out(id) {
+            return;
+        }
+        if let Some(stream) = world.streams.get_mut(&id)
+            && stream.phase == Phase::Paused
+            && !stream.is_ended
+        {
+            stream.was_let_go = true;
+            stream.pass();
+            self.give_withheld(id);
+        }
     }
 
     /// What Envoy does after a call has returned.
@@ -149,6 +196,9 @@ impl Guest {
         stream.response.extend(reply.headers.clone());
         let body_size = u32::try_from(reply.body.len()).unwrap_or(u32::MAX);
         let count = u32::try_from(stream.response.len()).unwrap_or(u32::MAX);
+        if !self.world().personality.replies_pass_callbacks {
+            return;
+        }
         self.call("proxy_on_response_headers", id, &[id, count, u32::from(body_size == 0)]);
         if body_size > 0 {
             let body = self.world().streams.get(&id).and_then(|stream| stream.replies.last());
@@ -163,15 +213,17 @@ impl Guest {
             && stream.phase != Phase::Replied
         {
             stream.pass();
-            if let Some(withheld) = stream.withheld.take() {
-                self.give_withheld(id, &withheld);
-            }
+            self.give_withheld(id);
         }
     }
 
-    /// What was kept back while everything was stopped comes in one piece.
-    fn give_withheld(&mut self, id: ContextId, withheld: &Withheld) {
-        if !withheld.body.is_empty() || withheld.ends {
+    /// What the module has not been shown of the body comes in one piece.
+    pub(crate) fn give_withheld(&mut self, id: ContextId) {
+        let stream = self.world_mut().streams.get_mut(&id);
+        let Some(withheld) = stream.and_then(|stream| stream.withheld.take()) else {
+            return;
+        };
+        if !withheld.body.is_empty() || withheld.ends || !withheld.has_trailers {
             self.give_body(id, &withheld.body, withheld.ends);
         }
         if withheld.has_trailers {
@@ -199,16 +251,23 @@ impl Guest {
 
     /// A callback that returns whether the request goes on.
     pub(crate) fn request_callback(&mut self, name: &'static str, id: ContextId, arguments: &[u32]) {
+        self.world_mut().in_request = Some(id);
         let action = self.call(name, id, arguments);
+        self.world_mut().in_request = None;
         self.apply(id, action);
         self.settle();
     }
 
     /// A piece of the response's body.
     pub(crate) fn give_response(&mut self, id: ContextId, piece: &[u8], ends: bool) {
+        let is_shown = self.world().personality.response_bodies;
         let Some(stream) = self.world_mut().streams.get_mut(&id) else {
             return;
         };
+        if !is_shown {
+            stream.returned_bytes += piece.len() as u64;
+            return;
+        }
         stream.response_window.clear();
         stream.response_window.extend_from_slice(piece);
         let size = u32::try_from(piece.len()).unwrap_or(u32::MAX);
@@ -246,6 +305,7 @@ impl Guest {
         let was_offered = world.offered.contains(&id);
         let is_dead = world.is_dead;
         let is_disowned = world.disowned.contains(&id);
+        let dies_of_idle_pause = world.personality.dies_of_idle_pause && !world.has_call_out(id);
         let Some(stream) = world.streams.get_mut(&id) else {
             return;
         };
@@ -258,7 +318,13 @@ impl Guest {
             || is_dead
             || !stream.has_sent_all
             || (stream.phase == Phase::Paused && was_asked());
+        if stream.host_status.is_some() {
+            return;
+        }
         let violation = match (stream.phase, held) {
+            (Phase::Created | Phase::InRequestHeaders | Phase::Paused, true) if dies_of_idle_pause && !is_dead => {
+                Some(Violation::PauseWithoutReason(id))
+            }
             (Phase::Replied, false) => Some(Violation::PassAfterReply(id)),
             (Phase::Paused, false) if stream.resumes > 0 => Some(Violation::SecondResume(id)),
             // A resume that was offered and not taken, or a stream that a fault has called gone: the wait is over.

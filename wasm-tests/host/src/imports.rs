@@ -16,7 +16,7 @@ use crate::world::{AfterCall, LogLine, World};
 
 type Host<'a> = Caller<'a, World>;
 
-const ENV: &str = "env";
+pub(crate) const ENV: &str = "env";
 const WASI: &str = "wasi_snapshot_preview1";
 /// WASI's `EIO`.
 const EIO: u32 = 29;
@@ -77,31 +77,37 @@ pub(crate) fn define(linker: &mut Linker<World>) -> Result<()> {
             if let Some(status) = begin(&mut host, "proxy_get_current_time_nanoseconds") {
                 return status;
             }
-            let ns = host.data().clock.wall_ns();
+            if !host.data().personality.tells_time {
+                return UNIMPLEMENTED;
+            }
+            let ns = coarse(&host, host.data().clock.wall_ns());
             write(&mut host, "proxy_get_current_time_nanoseconds", time, &ns.to_le_bytes())
         },
     )?;
     linker.func_wrap(
         ENV,
         "proxy_set_tick_period_milliseconds",
-        |mut host: Host<'_>, period_ms: u32| {
+        |mut host: Host<'_>, period_ms: u32| -> Result<u32> {
             if let Some(status) = begin(&mut host, "proxy_set_tick_period_milliseconds") {
-                return status;
+                return Ok(status);
             }
             let world = host.data_mut();
             if !world.personality.ticks {
-                return UNIMPLEMENTED;
+                return Ok(UNIMPLEMENTED);
             }
             let now_ms = world.clock.now_ms();
             let Some(root) = world
                 .root_of(world.effective)
                 .and_then(|root| world.roots.get_mut(&root))
             else {
-                return BAD_ARGUMENT;
+                return Ok(BAD_ARGUMENT);
             };
+            if root.tick_period_ms > 0 && world.personality.traps_at_second_tick_period {
+                return Err(wasmtime::format_err!("a second period of ticks"));
+            }
             root.tick_period_ms = u64::from(period_ms);
             root.next_tick_ms = now_ms + root.tick_period_ms;
-            OK
+            Ok(OK)
         },
     )?;
     linker.func_wrap(
@@ -148,6 +154,7 @@ fn define_wasi(linker: &mut Linker<World>) -> Result<()> {
                 0 => host.data().clock.wall_ns(),
                 _ => host.data().clock.monotonic_ns(),
             };
+            let ns = coarse(&host, ns);
             write(&mut host, "clock_time_get", time, &ns.to_le_bytes())
         },
     )?;
@@ -184,6 +191,12 @@ fn define_wasi(linker: &mut Linker<World>) -> Result<()> {
         Err(wasmtime::format_err!("the module exits with {code}"))
     })?;
     Ok(())
+}
+
+/// A time as the host's clocks can tell it.
+fn coarse(host: &Host<'_>, ns: u64) -> u64 {
+    let step_ns = host.data().personality.clock_step_ns;
+    ns - ns % step_ns
 }
 
 /// The map of this number in the effective context.
@@ -298,6 +311,7 @@ fn define_metrics(linker: &mut Linker<World>) -> Result<()> {
             "proxy_define_metric",
             [(name, size)],
         ) {
+            Ok(_) if !host.data().personality.keeps_metrics => OK,
             Ok([name]) => {
                 let name = String::from_utf8_lossy(&name).into_owned();
                 match host.data_mut().metrics.define(kind, name) {
@@ -312,12 +326,18 @@ fn define_metrics(linker: &mut Linker<World>) -> Result<()> {
         if let Some(status) = begin(&mut host, "proxy_increment_metric") {
             return status;
         }
+        if !host.data().personality.keeps_metrics {
+            return OK;
+        }
         let done = host.data_mut().metrics.increment(id, by);
         metric_status(&mut host, "proxy_increment_metric", done)
     })?;
     linker.func_wrap(ENV, "proxy_record_metric", |mut host: Host<'_>, id: u32, value: u64| {
         if let Some(status) = begin(&mut host, "proxy_record_metric") {
             return status;
+        }
+        if !host.data().personality.keeps_metrics {
+            return OK;
         }
         let done = host.data_mut().metrics.record(id, value);
         metric_status(&mut host, "proxy_record_metric", done)

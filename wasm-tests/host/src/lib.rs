@@ -3,8 +3,8 @@
 //!
 //! It exists because no real host can be made to fail on demand. It decides nothing about admission: it carries out what
 //! the module asks, as the [`Personality`] does, records it, and notes as a [`Violation`] whatever a correct filter never
-//! does. Bodies come in the pieces that a test chooses, and go on as the host would send them. Left out on purpose: sockets,
-//! and of hosts other than Envoy all that no test has needed, for which [`Personality`] is the place.
+//! does. Bodies come in the pieces that a test chooses, and go on as the host would send them. Left out on purpose: sockets;
+//! `README.md` lists what real hosts do besides, and which of it is imitated.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::expect_used,
@@ -22,6 +22,7 @@ mod guest;
 mod headers;
 mod imports;
 mod ledger;
+mod links;
 mod metrics;
 mod module;
 mod personality;
@@ -35,8 +36,8 @@ pub use driver::{Rejected, TestHost};
 pub use fault::{Call, Faults, status};
 pub use headers::{Headers, first, headers, parse, serialize};
 pub use ledger::{Ledger, Spent, Tally};
-pub use module::filter_module;
-pub use personality::{End, Personality};
+pub use module::{filter_module, filter_module_sha256};
+pub use personality::{AfterTrap, Configures, End, EndOfHeaders, Personality, RequestBody, Upstreams};
 pub use shared_data::{Meddle, SharedData, SharedDataKind};
 pub use stream::{LocalReply, Phase, Stream};
 pub use violation::Violation;

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use sha2::{Digest, Sha256};
 use wasmtime::{Config, Engine, Module, OptLevel};
 
 /// `PORTCULLIS_WASM`, or the module of the `filter` profile under the target directory.
@@ -29,6 +30,23 @@ pub fn filter_module() -> PathBuf {
         path.display()
     );
     path
+}
+
+/// The SHA-256 of the module under test, in hexadecimal. It has to be the one that `build_filter` has noted beside the module:
+/// so whatever runs the module, this host or a real one, is known to run the same file.
+pub fn filter_module_sha256() -> String {
+    let path = filter_module();
+    let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{} cannot be read: {error}", path.display()));
+    let hash: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let note = path.with_extension("wasm.sha256");
+    let noted = fs::read_to_string(&note).unwrap_or_default();
+    assert_eq!(
+        noted.split_whitespace().next(),
+        Some(hash.as_str()),
+        "{} does not name the module beside it: build that with build_filter of scripts/common.sh",
+        note.display()
+    );
+    hash
 }
 
 /// The engine and the compiled module of this process. Fuel is counted: it is the same for the same work on any machine.

@@ -14,7 +14,7 @@ pub enum Phase {
     Paused,
     /// Gone up.
     Passed,
-    /// Answered by the module.
+    /// Answered by the module, or by the host.
     Replied,
 }
 
@@ -65,6 +65,10 @@ pub struct Stream {
     pub phase: Phase,
     /// Every reply that the host accepted, wanted or not.
     pub replies: Vec<LocalReply>,
+    /// The status with which the host itself has answered.
+    pub host_status: Option<u16>,
+    /// The host has let the request go up by itself: the module has not resumed it.
+    pub was_let_go: bool,
     /// Every resume that the host accepted, wanted or not.
     pub resumes: u32,
     /// What reached the upstream: the request's headers at that moment.
@@ -110,6 +114,8 @@ impl Stream {
             response: Vec::new(),
             phase: Phase::Created,
             replies: Vec::new(),
+            host_status: None,
+            was_let_go: false,
             resumes: 0,
             upstream: None,
             sent: Vec::new(),
@@ -141,6 +147,12 @@ impl Stream {
     /// Whether the request has reached the upstream.
     pub const fn has_passed(&self) -> bool {
         self.upstream.is_some()
+    }
+
+    /// The host answers by itself.
+    pub(crate) const fn refuse(&mut self, status: u16) {
+        self.phase = Phase::Replied;
+        self.host_status = Some(status);
     }
 
     /// The request goes up, with what the host has kept of its body.

@@ -49,6 +49,8 @@ pub(crate) struct Root {
     /// It has been asked to finish, and has not said that it has.
     pub(crate) is_finishing: bool,
     pub(crate) is_deleted: bool,
+    /// Its configuration waits for a request.
+    pub(crate) is_due: bool,
 }
 
 /// What Envoy does only after the module has returned.
@@ -88,6 +90,8 @@ pub(crate) struct World {
     pub(crate) effective: ContextId,
     /// The callback that runs, or an empty string.
     pub(crate) callback: &'static str,
+    /// The stream in whose request phase the host is.
+    pub(crate) in_request: Option<ContextId>,
     /// The answer that `proxy_on_http_call_response` can read: headers and body.
     pub(crate) answer: Option<(Headers, Vec<u8>)>,
     /// Bytes that stand in for the serialized request headers.
@@ -97,6 +101,8 @@ pub(crate) struct World {
     pub(crate) offered: BTreeSet<ContextId>,
     /// Contexts that a fault has called gone.
     pub(crate) disowned: BTreeSet<ContextId>,
+    /// The next callback gets this much fuel, and traps when it is used up.
+    pub(crate) fuel: Option<u64>,
     /// The module has trapped; nothing of it runs any more.
     pub(crate) is_dead: bool,
 }
@@ -123,11 +129,13 @@ impl World {
             next_context: 1,
             effective: 0,
             callback: "",
+            in_request: None,
             answer: None,
             raw_request_map: None,
             after_call: Vec::new(),
             offered: BTreeSet::new(),
             disowned: BTreeSet::new(),
+            fuel: None,
             is_dead: false,
         }
     }
@@ -141,6 +149,12 @@ impl World {
             .get(&context)
             .filter(|stream| !stream.is_deleted)
             .map(|stream| stream.root)
+    }
+
+    /// Whether a call that was made for this stream, or in its request, is out.
+    pub(crate) fn has_call_out(&self, stream: ContextId) -> bool {
+        let mut callouts = self.callouts.values();
+        callouts.any(|callout| callout.context == stream || callout.request == Some(stream))
     }
 
     /// Whether a decision about this stream is out.

@@ -7,7 +7,8 @@ use std::process::Command;
 use std::rc::Rc;
 
 use portcullis_wasm_tests::{
-    Answer, Call, DEADLINE, Gateway, GatewayPlan, Service, Upstream, closed_port, portcullis, until,
+    Answer, Call, DEADLINE, Gateway, GatewayPlan, Service, Upstream, closed_port, filter_module_sha256, portcullis,
+    until,
 };
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
@@ -238,6 +239,7 @@ fn stood_still(before: &HashMap<String, i64>, after: &HashMap<String, i64>, pass
 /// A few at a time, on this thread: what waits for a condition need not be `Send`.
 async fn run_all(waiting: Vec<Value>, with_stores: bool) {
     let count = waiting.len();
+    let module = filter_module_sha256();
     let local = LocalSet::new();
     let outcomes = local.run_until(async {
         let stores = if with_stores { Some(Stores::start().await) } else { None };
@@ -265,6 +267,12 @@ async fn run_all(waiting: Vec<Value>, with_stores: bool) {
         wrong.len(),
         wrong.join("\n")
     );
+    assert_eq!(
+        filter_module_sha256(),
+        module,
+        "the module was built anew under the test"
+    );
+    println!("{count} cases in Envoy, as the table says; module {module}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -53,4 +53,5 @@ mod stores_postgres;
 #[path = "../../../src/decision/tests/table/mod.rs"]
 mod table;
 mod unenforced;
+mod withholding;
 mod world;

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use super::Profile;
 use super::faults::{Faults, shown};
+use super::pause::read_pause;
 use super::rule_file::{check_with_profile, named_or_inline};
 use super::section::{Section, integer_of, retired_switch, root, word_of};
 use super::signature::{fingerprint_without_secrets, read_signatures};
@@ -102,6 +103,8 @@ pub struct FilterConfig {
     pub strip: bool,
     /// Whose signatures an envelope needs; `None` trusts whatever comes.
     pub signatures: Option<Signatures>,
+    /// Lower-case names of headers that are kept from the upstream while a request is held.
+    pub withhold: Vec<String>,
     /// What is guarded; `None` guards everything but `OPTIONS`.
     pub routes: Option<Vec<Route>>,
     /// Where the model is read.
@@ -188,6 +191,7 @@ pub(super) fn read_keys(
     let modes = [("enforce", Mode::Enforce), ("shadow", Mode::Shadow)];
     let mode = section.word("mode", &modes, faults).unwrap_or(Mode::Enforce);
     let (prefix, strip, signatures) = read_envelope(&mut section, faults);
+    let withhold = read_pause(&mut section, &prefix, faults);
     let routes_path = section.path("routes");
     let routes = section
         .get("routes")
@@ -218,6 +222,7 @@ pub(super) fn read_keys(
         prefix,
         strip,
         signatures,
+        withhold,
         routes,
         model,
         body,

@@ -350,3 +350,40 @@ mod signatures {
         assert_ne!(one, of("k1", SECRET, 61));
     }
 }
+
+#[test]
+fn headers_that_are_withheld_are_named_in_lower_case_once_and_frame_nothing() {
+    let config = |withhold: &str| {
+        std::format!(
+            r#"{{"profile": "production", "rules": "contract-limits", "decision": {{"upstream": "p"}},
+                "pause": {{"withhold": {withhold}}}}}"#
+        )
+    };
+    let parsed = FilterConfig::parse(config(r#"["authorization", "x-api-key"]"#).as_bytes()).unwrap();
+    assert_eq!(parsed.withhold, ["authorization", "x-api-key"]);
+    let least = br#"{"profile": "production", "rules": "contract-limits", "decision": {"upstream": "p"}}"#;
+    assert!(FilterConfig::parse(least).unwrap().withhold.is_empty());
+    let list = r#"["Authorization", ":path", "", "host", "x-admission-lane", "cookie", "cookie", 5]"#;
+    let name = "must be a header name of 1 to 64 lower-case characters, is";
+    assert_eq!(
+        filter_faults(&config(list)),
+        [
+            std::format!("pause.withhold[0]: {name} \"Authorization\""),
+            std::format!("pause.withhold[1]: {name} \":path\""),
+            std::format!("pause.withhold[2]: {name} \"\""),
+            "pause.withhold[3]: \"host\" says where a request goes or how it is framed, and can't be withheld".into(),
+            "pause.withhold[4]: \"x-admission-lane\" belongs to the envelope: envelope.strip keeps that from the upstream"
+                .into(),
+            "pause.withhold[6]: \"cookie\" stands twice".into(),
+            "pause.withhold[7]: must be a string, is a number".into(),
+        ]
+    );
+    assert_eq!(
+        filter_faults(&config("[]")),
+        ["pause.withhold: an empty list withholds nothing: leave the key out where that is meant"]
+    );
+    assert_eq!(
+        filter_faults(&config("\"cookie\"")),
+        ["pause.withhold: must be an array, is a string"]
+    );
+}

@@ -157,6 +157,7 @@ impl Stream {
     }
 
     pub(super) fn go_on(&mut self, account: Option<Account>, effects: &mut Vec<Effect>) {
+        self.put_back(effects);
         if self.takes_compressed && account.as_ref().is_some_and(Account::counts_usage) {
             // A report that is compressed can't be read: every call would be charged its hold.
             effects.push(Effect::SetRequestHeader("accept-encoding", "identity"));

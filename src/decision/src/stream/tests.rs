@@ -18,6 +18,7 @@ mod leasing;
 mod settling;
 #[cfg(feature = "signature")]
 mod signed;
+mod withholding;
 
 const TIMEOUT_MS: u64 = 250;
 

@@ -221,26 +221,41 @@ impl Service {
     }
 }
 
-/// What differs from an expectation, in words.
-pub fn difference(outcome: &Outcome, expect: &Value) -> Option<String> {
-    let text = String::from_utf8_lossy(&outcome.body);
-    if expect["status"] != outcome.status || expect["upstream"] != outcome.upstream {
-        return Some(format!(
-            "status {}, upstream {}, {text}",
-            outcome.status, outcome.upstream
-        ));
+/// One thing in which an answer is not what was expected: what it is about, and what came instead.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Difference {
+    pub aspect: &'static str,
+    pub came: String,
+}
+
+/// Everything in which an answer is not what was expected.
+pub fn differences(outcome: &Outcome, expect: &Value) -> Vec<Difference> {
+    let mut all = Vec::new();
+    let mut differs = |aspect, came: String| all.push(Difference { aspect, came });
+    if expect["status"] != outcome.status {
+        differs("status", outcome.status.to_string());
+    }
+    if expect["upstream"] != outcome.upstream {
+        differs("upstream", outcome.upstream.to_string());
     }
     if let Some(code) = expect["code"].as_str() {
-        let body: Value = serde_json::from_slice(&outcome.body).unwrap_or_else(|_| panic!("{code}: {text}"));
+        let named = |came: Option<String>| came.unwrap_or_else(|| "none".into());
+        let body: Value = serde_json::from_slice(&outcome.body).unwrap_or_default();
         let error = &body["error"];
-        if error["code"] != code || expect["scope"] != error["scope"] {
-            return Some(format!("code {}, scope {}", error["code"], error["scope"]));
-        }
         let class = outcome.header("x-portcullis-class");
-        if expect["class"].as_str() != class || error["type"].as_str() != class {
-            return Some(format!("class {class:?}, type {}", error["type"]));
-        }
         let retry_after = outcome.header("retry-after").map(|text| text.parse::<u64>().unwrap());
+        if outcome.body.is_empty() {
+            differs("body", "empty".into());
+        } else if error["code"] != code
+            || expect["scope"] != error["scope"]
+            || error["type"].as_str() != class
+            || error["retry_after"].as_u64() != retry_after
+        {
+            differs("body", String::from_utf8_lossy(&outcome.body).into_owned());
+        }
+        if expect["class"].as_str() != class {
+            differs("class", named(class.map(str::to_owned)));
+        }
         let range = expect["retry_after"]
             .as_array()
             .map(|r| r[0].as_u64().unwrap()..=r[1].as_u64().unwrap());
@@ -249,17 +264,32 @@ pub fn difference(outcome: &Outcome, expect: &Value) -> Option<String> {
             (Some(seconds), Some(range)) => range.contains(&seconds),
             _ => false,
         };
-        if !fits || error["retry_after"].as_u64() != retry_after {
-            return Some(format!("retry-after {retry_after:?}"));
+        if !fits {
+            differs("retry-after", named(retry_after.map(|seconds| seconds.to_string())));
         }
         let should_retry = outcome.header("x-should-retry");
         if expect["should_retry"].as_bool().map(|yes| yes.to_string()).as_deref() != should_retry {
-            return Some(format!("x-should-retry {should_retry:?}"));
+            differs("x-should-retry", named(should_retry.map(str::to_owned)));
         }
     }
-    let (counter, counted) = (expect["count"].as_str()?, outcome.counted.as_ref()?);
-    let times = counted.iter().filter(|name| *name == counter).count();
-    (times != 1).then(|| format!("counted {counted:?}"))
+    if let (Some(counter), Some(counted)) = (expect["count"].as_str(), &outcome.counted)
+        && counted.iter().filter(|name| *name == counter).count() != 1
+    {
+        let came = if counted.is_empty() {
+            "none".into()
+        } else {
+            counted.join(", ")
+        };
+        differs("count", came);
+    }
+    all
+}
+
+/// What differs first from an expectation, in words.
+pub fn difference(outcome: &Outcome, expect: &Value) -> Option<String> {
+    let first = differences(outcome, expect).into_iter().next()?;
+    let text = String::from_utf8_lossy(&outcome.body);
+    Some(format!("{} {}: {text}", first.aspect, first.came))
 }
 
 /// Whether some line has all keys of an expectation.
@@ -281,33 +311,45 @@ pub fn fields(request: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Runs one case; what went wrong, if anything.
+/// Runs one case; what went wrong first, if anything.
 pub fn run(case: &Value, gateway: &mut dyn Gateway) -> Result<(), String> {
-    let mut service = Service::of(case);
     let name = case["name"].as_str().unwrap();
-    for (at, request) in case["requests"].as_array().unwrap().iter().enumerate() {
+    let first = observe(case, gateway).into_iter().next();
+    first.map_or(Ok(()), |(at, Difference { aspect, came })| {
+        Err(format!(
+            "{name}: request {at}: {aspect} {came}, expected {}",
+            case["requests"][at]["expect"]
+        ))
+    })
+}
+
+/// Runs one case; everything in which it differs, each with the request, counted from 0.
+pub fn observe(case: &Value, gateway: &mut dyn Gateway) -> Vec<(usize, Difference)> {
+    let mut service = Service::of(case);
+    let mut all = Vec::new();
+    let requests = case["requests"].as_array().unwrap();
+    for (at, request) in requests.iter().enumerate() {
         let expect = &request["expect"];
-        for time in 0..request["times"].as_u64().unwrap_or(1) {
+        for _ in 0..request["times"].as_u64().unwrap_or(1) {
             let outcome = gateway.request(&fields(request), &mut service);
-            if let Some(difference) = difference(&outcome, expect) {
-                return Err(format!(
-                    "{name}: request {at}, time {time}: {difference}, expected {expect}"
-                ));
-            }
+            all.extend(
+                differences(&outcome, expect)
+                    .into_iter()
+                    .map(|difference| (at, difference)),
+            );
         }
         let lines = gateway.lines();
         if !has_line(&lines, &expect["log"]) {
-            return Err(format!(
-                "{name}: request {at}: no line {}, but {lines:?}",
-                expect["log"]
-            ));
+            let came = format!("{lines:?}");
+            all.push((at, Difference { aspect: "log", came }));
         }
     }
     for (org, runs) in case["runs_after"].as_object().into_iter().flatten() {
         let recorded = service.meter.as_ref().map_or(0, |meter| meter.runs(&MONTH, org));
         if *runs != recorded {
-            return Err(format!("{name}: {recorded} runs recorded for {org}, expected {runs}"));
+            let came = format!("{recorded} for {org}");
+            all.push((requests.len(), Difference { aspect: "runs", came }));
         }
     }
-    Ok(())
+    all
 }

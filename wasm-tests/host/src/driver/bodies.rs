@@ -6,6 +6,7 @@
 use crate::ContextId;
 use crate::driver::TestHost;
 use crate::headers::{Headers, headers};
+use crate::personality::RequestBody;
 use crate::stream::Phase;
 
 impl TestHost {
@@ -19,19 +20,31 @@ impl TestHost {
     /// The client sends a piece of the body, possibly an empty one. One that comes before any headers is how a fresh
     /// context in the middle of a stream looks.
     pub fn body(&mut self, stream: ContextId, piece: &[u8], end_of_stream: bool) {
-        let keeps_back = !self.world().personality.gives_body_while_paused;
+        let comes = self.world().personality.request_body;
         let record = self.record(stream);
         record.sent.extend_from_slice(piece);
         record.has_sent_all |= end_of_stream;
         if record.phase == Phase::Replied || record.is_ended {
             return;
         }
-        if keeps_back && record.phase == Phase::Paused {
-            let withheld = record.withheld.get_or_insert_default();
-            withheld.body.extend_from_slice(piece);
-            withheld.ends |= end_of_stream;
-        } else {
-            self.guest.give_body(stream, piece, end_of_stream);
+        let is_kept_back = match comes {
+            RequestBody::Pieces => false,
+            RequestBody::PiecesAfterHeaders => record.phase == Phase::Paused,
+            RequestBody::Whole => record.phase == Phase::Paused || !end_of_stream,
+            RequestBody::Never => {
+                if record.phase == Phase::Passed {
+                    record.forwarded.extend_from_slice(piece);
+                } else {
+                    record.window.extend_from_slice(piece);
+                }
+                return;
+            }
+        };
+        let withheld = record.withheld.get_or_insert_default();
+        withheld.body.extend_from_slice(piece);
+        withheld.ends |= end_of_stream;
+        if !is_kept_back {
+            self.guest.give_withheld(stream);
         }
     }
 
@@ -42,17 +55,16 @@ impl TestHost {
 
     /// The client sends these trailers, which end its request.
     pub fn send_trailers(&mut self, stream: ContextId, lines: &[(&str, &str)]) {
-        let keeps_back = !self.world().personality.gives_body_while_paused;
+        let comes = self.world().personality.request_body;
         let record = self.record(stream);
         record.request_trailers = headers(lines);
         record.has_sent_all = true;
-        if record.phase == Phase::Replied || record.is_ended {
+        if record.phase == Phase::Replied || record.is_ended || comes == RequestBody::Never {
             return;
         }
-        if keeps_back && record.phase == Phase::Paused {
-            record.withheld.get_or_insert_default().has_trailers = true;
-        } else {
-            self.guest.give_trailers(stream);
+        record.withheld.get_or_insert_default().has_trailers = true;
+        if comes == RequestBody::Pieces || record.phase != Phase::Paused {
+            self.guest.give_withheld(stream);
         }
     }
 

@@ -4,10 +4,11 @@ use wasmtime::{Linker, Result};
 
 use crate::ContextId;
 use crate::callout::Callout;
-use crate::fault::status::{BAD_ARGUMENT, OK};
+use crate::fault::status::{BAD_ARGUMENT, INTERNAL_FAILURE, OK};
 use crate::headers::{first, parse};
 use crate::imports::memory::write;
 use crate::imports::{ENV, Host, begin, begin_with};
+use crate::personality::Upstreams;
 use crate::stream::{LocalReply, Phase};
 use crate::violation::Violation;
 use crate::world::{AfterCall, World};
@@ -84,7 +85,8 @@ pub(super) fn define(linker: &mut Linker<World>) -> Result<()> {
          trailers: u32,
          trailers_size: u32,
          timeout_ms: u32,
-         token: u32| {
+         token: u32|
+         -> Result<u32> {
             const NAME: &str = "proxy_http_call";
             let pieces = [
                 (upstream, upstream_size),
@@ -94,24 +96,44 @@ pub(super) fn define(linker: &mut Linker<World>) -> Result<()> {
             ];
             match begin_with(&mut host, NAME, pieces) {
                 Ok([upstream, headers, body, _trailers]) => {
-                    match call_out(host.data_mut(), &upstream, &headers, body, timeout_ms) {
-                        Ok(new) => write(&mut host, NAME, token, &new.to_le_bytes()),
-                        Err(status) => status,
+                    let upstream = String::from_utf8_lossy(&upstream).into_owned();
+                    if !host.data().personality.knows_upstream(&upstream) {
+                        return bad_upstream(host.data().personality.upstreams, &upstream);
+                    }
+                    match call_out(host.data_mut(), upstream, &headers, body, timeout_ms) {
+                        Ok(new) => Ok(write(&mut host, NAME, token, &new.to_le_bytes())),
+                        Err(status) => Ok(status),
                     }
                 }
-                Err(status) => status,
+                Err(status) => Ok(status),
             }
         },
     )?;
     Ok(())
 }
 
-fn send_reply(world: &mut World, reply: LocalReply) -> u32 {
+fn bad_upstream(upstreams: Upstreams, name: &str) -> Result<u32> {
+    match upstreams {
+        Upstreams::Addresses => Err(wasmtime::format_err!("{name} is no address")),
+        Upstreams::Clusters | Upstreams::HostsAndPorts => Ok(BAD_ARGUMENT),
+    }
+}
+
+fn send_reply(world: &mut World, mut reply: LocalReply) -> u32 {
     let id = world.effective;
+    // A failed call has no headers where the host makes nothing up.
+    let after_failed_call = world.answer.as_ref().is_some_and(|(headers, _)| headers.is_empty());
+    if world.personality.empties_reply_after_failed_call && after_failed_call {
+        reply.body.clear();
+    }
     let Some(stream) = world.streams.get_mut(&id) else {
         world.violate(Violation::ReplyWithoutStream(id));
         return BAD_ARGUMENT;
     };
+    if stream.was_let_go || stream.host_status.is_some() {
+        // No fault of the module: it has not been told.
+        return BAD_ARGUMENT;
+    }
     let mut violations = Vec::new();
     if !(200..600).contains(&reply.status) {
         violations.push(Violation::ReplyWithStatus(id, reply.status));
@@ -142,6 +164,9 @@ fn resume(world: &mut World) -> u32 {
         world.violate(Violation::ResumeOfFinished(id));
         return BAD_ARGUMENT;
     };
+    if stream.was_let_go || stream.host_status.is_some() {
+        return BAD_ARGUMENT;
+    }
     let violation = if stream.phase == Phase::Replied {
         Some(Violation::PassAfterReply(id))
     } else if stream.resumes > 0 {
@@ -159,7 +184,7 @@ fn resume(world: &mut World) -> u32 {
 
 fn call_out(
     world: &mut World,
-    upstream: &[u8],
+    upstream: String,
     headers: &[u8],
     body: Vec<u8>,
     timeout_ms: u32,
@@ -187,6 +212,15 @@ fn call_out(
     if !MAY_CALL_OUT.contains(&callback) {
         world.violate(Violation::CalloutFrom(callback));
     }
+    let request = world.in_request;
+    if world.personality.calls_out_of_requests_only {
+        let Some(request) = request else {
+            return Err(BAD_ARGUMENT);
+        };
+        if world.has_call_out(request) {
+            return Err(INTERNAL_FAILURE);
+        }
+    }
     let token = world.next_token;
     world.next_token += 1;
     // No string of JSON can look like this, as its quotes would be escaped.
@@ -195,8 +229,9 @@ fn call_out(
         token,
         root,
         context,
+        request,
         callback,
-        upstream: String::from_utf8_lossy(upstream).into_owned(),
+        upstream,
         headers,
         body,
         timeout_ms,

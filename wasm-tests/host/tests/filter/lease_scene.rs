@@ -35,7 +35,8 @@ pub(crate) fn worker_beside(host: &TestHost, seed: u64) -> TestHost {
 }
 
 fn configure(host: &mut TestHost) {
-    let leasing = leasing(&rules("leased", "reject"));
+    let mut leasing = leasing(&rules("leased", "reject"));
+    leasing["decision"]["upstream"] = json!(host.personality().decision_upstream());
     host.configure(&leasing.to_string())
         .expect("a configuration without faults");
 }

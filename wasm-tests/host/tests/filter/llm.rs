@@ -8,6 +8,9 @@ use crate::scene::{TIMEOUT_MS, assert_clean, decide_of, rules, settles, verdict}
 /// How long a body may take to arrive, in milliseconds.
 pub(crate) const BODY_TIMEOUT_MS: u64 = 10_000;
 
+/// By when a body that never comes has been given up, with two ticks.
+pub(crate) const PATIENCE_FOR_BODY_MS: u64 = BODY_TIMEOUT_MS + 40;
+
 /// A call of a provider, with a token limit.
 pub(crate) const CALL: [(&str, &str); 8] = [
     (":method", "POST"),

@@ -30,7 +30,7 @@ struct Worker {
 
 impl Worker {
     fn new(mut host: TestHost) -> Self {
-        host.configure(&text(false)).expect("no faults");
+        host.configure(&text(&host, false)).expect("no faults");
         Self {
             host,
             streams: BTreeMap::new(),
@@ -39,9 +39,10 @@ impl Worker {
     }
 }
 
-fn text(changed: bool) -> String {
+fn text(host: &TestHost, changed: bool) -> String {
     let mut leasing = leasing(&rules("leased", "reject"));
     // So few that bundles meet.
+    leasing["decision"]["upstream"] = json!(host.personality().decision_upstream());
     leasing["leases"]["slots"] = json!(if changed { 3 } else { 2 });
     leasing.to_string()
 }
@@ -134,7 +135,7 @@ impl Run {
                 let worker = &mut self.workers[*worker];
                 worker.changed ^= *changes;
                 let root = worker.host.root();
-                let _ = worker.host.reconfigure(root, &text(worker.changed));
+                let _ = worker.host.reconfigure(root, &text(&worker.host, worker.changed));
             }
         }
     }
@@ -321,7 +322,9 @@ impl Run {
                 let decided = by_stream
                     .get(id)
                     .is_some_and(|ops| ops.iter().any(|op| self.admitted.contains(op)));
-                worker.host.stream(**id).has_passed() && !decided
+                // What the host lets go by itself was not handed out.
+                let stream = worker.host.stream(**id);
+                stream.has_passed() && !stream.was_let_go && !decided
             };
             worker.streams.keys().filter(is_hit).count() as u64
         };
