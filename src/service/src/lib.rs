@@ -32,6 +32,7 @@ pub mod metrics;
 pub mod policy;
 pub mod postgres;
 pub mod readiness;
+pub mod schema;
 pub mod serve;
 pub mod settle;
 pub mod unmetered;
