@@ -10,6 +10,8 @@ mod filter;
 mod pause;
 mod policy_file;
 mod rule_file;
+#[cfg(feature = "schema")]
+pub mod schema;
 mod section;
 mod service;
 mod signature;
@@ -28,6 +30,7 @@ use serde::{Deserialize, Serialize};
 /// Which kind of installation this is. Nothing fills it in: a missing profile is a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Profile {
     /// A developer's machine: embedded stores are allowed.
     Development,

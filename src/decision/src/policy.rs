@@ -13,6 +13,7 @@ use crate::limits::Limit;
 /// What an organization may do at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum OrgStatus {
     /// Everything that its policy and plan allow.
     Active,

@@ -150,6 +150,7 @@ impl<'de> Deserialize<'de> for Choice {
 /// Where the limits of the `contract` gate come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum LimitSource {
     /// The envelope alone.
     #[default]
@@ -161,35 +162,38 @@ pub enum LimitSource {
 /// A gate with what a rule file says about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "gate", rename_all = "snake_case", deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum GateRule {
-    /// See [`Gate::OrgStatus`].
+    /// The org is active, suspended or read-only.
     OrgStatus {
         /// When the policy store cannot answer.
         when_unavailable: Choice,
     },
-    /// See [`Gate::ModelPolicy`].
+    /// The model is on the org's allow-list, and a provider serves it.
     ModelPolicy {
         /// When the policy store cannot answer.
         when_unavailable: Choice,
     },
-    /// See [`Gate::Concurrency`].
+    /// The plan's slots.
     Concurrency {
         /// When the limiter, or the plan, cannot be read.
         when_unavailable: Choice,
     },
-    /// See [`Gate::LaunchRate`].
+    /// Launches per minute, in the memory of the service process.
     LaunchRate {
         /// Launches per minute, org and service process.
+        #[cfg_attr(feature = "schema", schemars(range(max = 1_000_000_000)))]
         per_minute: u64,
         /// Launches that may come at once.
+        #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_000_000_000)))]
         burst: u64,
     },
-    /// See [`Gate::Capacity`].
+    /// The operator's tiers.
     Capacity {
         /// When the limiter cannot answer.
         when_unavailable: Choice,
     },
-    /// See [`Gate::Contract`].
+    /// The limits stamped on the envelope.
     Contract {
         /// When the limiter, or a plan that is needed, cannot be read.
         when_unavailable: Choice,
@@ -197,17 +201,17 @@ pub enum GateRule {
         #[serde(default)]
         limits: LimitSource,
     },
-    /// See [`Gate::MonthlyQuota`].
+    /// Runs in this month.
     MonthlyQuota {
         /// When the metering store, or the plan, cannot be read.
         when_unavailable: Choice,
     },
-    /// See [`Gate::CostCap`].
+    /// Cost in this month.
     CostCap {
         /// When the metering store, or the plan, cannot be read.
         when_unavailable: Choice,
     },
-    /// See [`Gate::Metering`].
+    /// The record of what ran.
     Metering {
         /// When the metering store cannot answer.
         when_unavailable: Choice,

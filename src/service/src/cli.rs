@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// What `--help` shows at its end.
 const EXAMPLE: &str = r#"Example, on a developer's machine:
@@ -55,6 +55,18 @@ pub enum Command {
         /// Files to check, of any kind
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
+    },
+    /// Prints the JSON Schema of a kind of file
+    #[command(
+        long_about = "Prints the JSON Schema of a kind of file, so that an editor completes and checks it, or a custom \
+        resource's author can use it. A schema says what a file looks like; `check` also says what is wrong with it as a \
+        whole.\n\n\
+        The drafts are 2020-12 and, for Kong, 4: `portcullis schema kong >portcullis.meta.json`, beside portcullis.wasm."
+    )]
+    Schema {
+        /// The kind of file
+        #[arg(value_enum, value_name = "KIND")]
+        kind: SchemaKind,
     },
     /// Loads policies into Postgres, or prints them
     Policy {
@@ -174,6 +186,21 @@ pub struct VerifyArguments {
     /// The time at which to judge, in seconds since 1970, instead of now
     #[arg(long, value_name = "SECONDS")]
     pub at: Option<u64>,
+}
+
+/// What there are schemas of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SchemaKind {
+    /// The filter's configuration
+    Filter,
+    /// The service's configuration
+    Service,
+    /// A rule file
+    Rules,
+    /// A policy file
+    Policy,
+    /// What Kong reads beside the module, with the filter's configuration in draft 4
+    Kong,
 }
 
 /// The subcommands of `unmetered`.

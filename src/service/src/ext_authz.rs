@@ -253,6 +253,8 @@ impl Checks {
                 | Effect::SetRequestHeader(..)
                 | Effect::RemoveRequestTrailer(_)
                 | Effect::RemoveResponseHeader(_)
+                | Effect::WithholdRequestHeader(_)
+                | Effect::PutBackRequestHeader(_)
                 | Effect::Resume => {}
             }
         }

@@ -35,6 +35,7 @@ pub mod outliving;
 pub mod policy;
 pub mod postgres;
 pub mod readiness;
+pub mod schema;
 pub mod serve;
 pub mod settle;
 pub mod unmetered;

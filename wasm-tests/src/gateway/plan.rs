@@ -30,7 +30,11 @@ pub struct GatewayPlan {
     route: Value,
     as_received: bool,
     pub(super) updatable: bool,
+    rewrite: Option<Box<Rewrite>>,
 }
+
+/// A last change of the whole configuration.
+type Rewrite = dyn Fn(&mut Value) + Send + Sync;
 
 /// A plugin configuration: one that tests change, or a text that has to reach Envoy as it is.
 enum Plugin {
@@ -63,6 +67,7 @@ impl GatewayPlan {
             route: json!({}),
             as_received: false,
             updatable: false,
+            rewrite: None,
         }
     }
 
@@ -168,6 +173,13 @@ impl GatewayPlan {
         self
     }
 
+    /// Changes the whole configuration at last, as another system would have written it.
+    #[must_use]
+    pub fn rewrite(mut self, change: impl Fn(&mut Value) + Send + Sync + 'static) -> Self {
+        self.rewrite = Some(Box::new(change));
+        self
+    }
+
     /// Envoy alone, to test the harness itself.
     #[must_use]
     pub fn without_filter(mut self) -> Self {
@@ -213,6 +225,9 @@ impl GatewayPlan {
                 }
                 _ => {}
             }
+        }
+        if let Some(rewrite) = &self.rewrite {
+            rewrite(&mut tree);
         }
         tree
     }

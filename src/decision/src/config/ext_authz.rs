@@ -22,6 +22,12 @@ pub(super) fn read(node: &Node, profile: Option<Profile>, tiers: &Tiers, faults:
             "the service is asked about each request, so there is nobody to hand out a lease: remove this key",
         );
     }
+    if section.get("pause").is_some() {
+        faults.add(
+            section.path("pause"),
+            "the gateway holds the request as it came, so there is nothing to withhold: remove this key",
+        );
+    }
     let config = read_keys(section, profile, read_decision, faults)?;
     if config.model == ModelSource::Body {
         faults.add(

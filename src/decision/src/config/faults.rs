@@ -25,12 +25,16 @@ impl fmt::Display for Fault {
 
 /// All faults of one text, in the order in which they were found. Never empty when it is an error.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Faults(Vec<Fault>);
+pub struct Faults {
+    list: Vec<Fault>,
+    #[cfg(feature = "schema")]
+    pub(super) asked: Vec<super::schema::Asked>,
+}
 
 impl Faults {
     /// Notes a fault.
     pub fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Fault {
+        self.list.push(Fault {
             path: path.into(),
             message: message.into(),
         });
@@ -38,12 +42,12 @@ impl Faults {
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     /// The faults.
     pub fn iter(&self) -> impl Iterator<Item = &Fault> {
-        self.0.iter()
+        self.list.iter()
     }
 
     /// `value` if there is no fault.
@@ -52,9 +56,9 @@ impl Faults {
     /// The faults, if there are any, or if there is no value.
     pub fn into_result<T>(mut self, value: Option<T>) -> Result<T, Self> {
         match value {
-            Some(value) if self.0.is_empty() => Ok(value),
+            Some(value) if self.list.is_empty() => Ok(value),
             _ => {
-                if self.0.is_empty() {
+                if self.list.is_empty() {
                     self.add("", "the configuration could not be read");
                 }
                 Err(self)
@@ -65,7 +69,7 @@ impl Faults {
 
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, fault) in self.0.iter().enumerate() {
+        for (at, fault) in self.list.iter().enumerate() {
             if at > 0 {
                 f.write_str("; ")?;
             }

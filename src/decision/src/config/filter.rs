@@ -20,8 +20,9 @@ use crate::signature::Signatures;
 /// Whether rejections are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Mode {
-    /// They are.
+    /// Rejections are carried out.
     Enforce,
     /// They are decided, charged, counted and logged, and never carried out.
     Shadow,
@@ -39,6 +40,11 @@ impl Mode {
 
 /// Where the model is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "schema",
+    derive(serde::Serialize, schemars::JsonSchema),
+    serde(rename_all = "lowercase")
+)]
 pub enum ModelSource {
     /// Nowhere.
     None,
@@ -59,6 +65,11 @@ pub struct BodyConfig {
 
 /// When an admitted reply carries rate-limit fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "schema",
+    derive(serde::Serialize, schemars::JsonSchema),
+    serde(rename_all = "lowercase")
+)]
 pub enum LimitHeaders {
     /// Never: only denials do.
     Denied,

@@ -132,6 +132,8 @@ impl<'a> Section<'a> {
 
     /// Notes every key that nobody asked for, and every key that stands twice.
     pub(super) fn finish(self, faults: &mut Faults) {
+        #[cfg(feature = "schema")]
+        faults.asked.push(super::schema::Asked::keys(&self.path, &self.known));
         for (at, (name, _)) in self.entries.iter().enumerate() {
             if !self.known.contains(&name.as_str()) {
                 let hint = hint(name, &self.known);
@@ -160,6 +162,8 @@ fn bounded_choice(path: &str, node: &Node, faults: &mut Faults) -> Option<Choice
 
 /// An integer within `range`, or a fault that says what was there.
 pub(super) fn integer_of(path: &str, node: &Node, range: RangeInclusive<u64>, faults: &mut Faults) -> Option<u64> {
+    #[cfg(feature = "schema")]
+    faults.asked.push(super::schema::Asked::figure(path, &range));
     match node {
         Node::Integer(value) if range.contains(value) => Some(*value),
         other => {
@@ -173,6 +177,8 @@ pub(super) fn integer_of(path: &str, node: &Node, range: RangeInclusive<u64>, fa
 /// One of some words, or a fault that lists them.
 pub(super) fn word_of<T: Copy>(path: &str, node: &Node, words: &[(&'static str, T)], faults: &mut Faults) -> Option<T> {
     let names: Vec<&str> = words.iter().map(|(name, _)| *name).collect();
+    #[cfg(feature = "schema")]
+    faults.asked.push(super::schema::Asked::words(path, &names));
     if let Node::Text(text) = node {
         if let Some((_, value)) = words.iter().find(|(name, _)| name == text) {
             return Some(*value);

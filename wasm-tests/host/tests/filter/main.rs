@@ -17,6 +17,7 @@ mod costs;
 mod decisions;
 mod disorder;
 mod drains;
+mod examples;
 mod failing_calls;
 mod headers;
 mod interleavings;

@@ -1,0 +1,131 @@
+//! The service's configuration as it is written. What the environment adds, and which stores a profile demands, is said by
+//! its parser.
+
+use alloc::borrow::ToOwned;
+use alloc::collections::BTreeMap;
+use alloc::string::{String, ToString as _};
+
+use schemars::JsonSchema;
+
+use super::figure;
+use super::rules::Retired;
+use crate::config::Profile;
+use crate::limits::LARGEST_LIMIT;
+
+/// Configuration of the Portcullis decision service (`portcullis serve --config FILE`). The environment beats it:
+/// `PORTCULLIS_PROFILE`, `REDIS_URL`, `POSTGRES_DSN`.
+#[derive(JsonSchema)]
+#[schemars(title = "Portcullis decision service", deny_unknown_fields)]
+#[expect(dead_code, reason = "it is never made: its schema is what is wanted")]
+pub(super) struct ServiceFile {
+    /// Which kind of installation this is; the filters must have the same. Required here or as `PORTCULLIS_PROFILE`.
+    #[schemars(default, with = "Profile")]
+    profile: Option<Profile>,
+    /// Where to listen, `host:port`.
+    #[schemars(regex(pattern = "^.+:[0-9]+$"))]
+    listen: String,
+    /// The limiter's address, where `limiter.url` is left out.
+    #[schemars(default)]
+    store_url: Option<String>,
+    /// Where counters live.
+    #[schemars(default)]
+    limiter: Option<Limiter>,
+    /// Who may use what. `null`: gates that need it are unavailable, never passed over.
+    #[schemars(default)]
+    policy: Option<Policy>,
+    /// Runs and cost by month. `null`: gates that need it are unavailable, never passed over.
+    #[schemars(default)]
+    metering: Option<Metering>,
+    /// The sizes of the operator's tiers. They bind only if the rules list the gate `capacity`.
+    #[schemars(default)]
+    capacity: Option<Capacity>,
+    #[schemars(default)]
+    allow_passthrough: Retired,
+}
+
+/// Where counters live.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Limiter {
+    /// `redis://`, `rediss://` or `redis-cluster://`; in development also `memory:`. `REDIS_URL` beats it.
+    #[schemars(default, regex(pattern = "^((redis|rediss|redis-cluster|memory):|$)"))]
+    url: Option<String>,
+    /// The first part of every key.
+    #[schemars(default = "key_prefix", regex(pattern = "^[A-Za-z0-9._:-]{1,64}$"))]
+    key_prefix: String,
+    /// The most that one store operation takes, in milliseconds.
+    #[schemars(default = "figure::<100>", range(min = 1, max = 60_000))]
+    op_timeout_ms: u64,
+    /// A window of the operator's tiers, in seconds.
+    #[schemars(default = "figure::<60>", range(min = 1, max = 86_400))]
+    window_s: u64,
+    /// How long a slot lives without renewal, in seconds.
+    #[schemars(default = "figure::<30>", range(min = 1, max = 86_400))]
+    slot_ttl_s: u64,
+}
+
+/// Who may use what.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Policy {
+    /// `postgres://`; in development also `file:policy.json`. `POSTGRES_DSN` beats it.
+    #[schemars(default, regex(pattern = "^((postgres|postgresql|file):|$)"))]
+    url: Option<String>,
+    /// How old an answer may be, in milliseconds.
+    #[schemars(default = "figure::<2000>", range(min = 1, max = 3_600_000))]
+    max_staleness_ms: u64,
+}
+
+/// Runs and cost by month.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Metering {
+    /// `postgres://`; in development also `memory:`. `POSTGRES_DSN` beats it.
+    #[schemars(default, regex(pattern = "^((postgres|postgresql|memory):|$)"))]
+    url: Option<String>,
+}
+
+/// The sizes of the operator's tiers. An absent tier, `{}` and `null` are the same: no limit.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Capacity {
+    /// One counter for everything.
+    #[schemars(default)]
+    platform: Option<Tier>,
+    /// For each graph.
+    #[schemars(default)]
+    graph: Option<Tier>,
+    /// For each organization.
+    #[schemars(default)]
+    organization: Option<Tier>,
+    /// For each pair of organization and model.
+    #[schemars(default)]
+    organization_model: Option<Tier>,
+    /// For each lane of this name.
+    #[schemars(default)]
+    lanes: Option<BTreeMap<String, Option<Tier>>>,
+}
+
+/// What a tier allows. Left out or `null`: unlimited; 0 blocks.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Tier {
+    /// Requests per window.
+    #[schemars(default, range(max = LARGEST_LIMIT))]
+    requests: Option<u64>,
+    /// Tokens per window.
+    #[schemars(default, range(max = LARGEST_LIMIT))]
+    tokens: Option<u64>,
+    /// Slots held at once.
+    #[schemars(default, range(max = LARGEST_LIMIT))]
+    concurrency: Option<u64>,
+}
+
+fn key_prefix() -> String {
+    "portcullis".to_owned()
+}
