@@ -30,6 +30,7 @@ mod leases_chaos;
 mod leases_ends;
 mod leases_tokens;
 mod lifecycle;
+mod limiter_cluster;
 mod llm_cost;
 mod llm_holds;
 mod llm_model;
