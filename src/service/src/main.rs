@@ -5,13 +5,15 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use portcullis_service::cli::{Cli, Command, UnmeteredCommand};
 use portcullis_service::policy::apply;
-use portcullis_service::{check, envelope, serve, unmetered};
+use portcullis_service::{check, envelope, explain, replay, serve, unmetered};
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Check { files } => check::run(&files),
         Command::Envelope(command) => envelope::run(&command),
+        Command::Explain(arguments) => explain::run(&arguments),
+        Command::Replay(arguments) => replay::run(&arguments),
         Command::Policy { command } => apply::run(&command),
         Command::Unmetered(UnmeteredCommand::List(arguments)) => unmetered::list(&arguments),
     }

@@ -22,6 +22,7 @@ pub struct GatewayPlan {
     patient_connects: bool,
     body_while_paused: Option<bool>,
     manager: Value,
+    in_front: Vec<Value>,
     route: Value,
     as_received: bool,
     pub(super) updatable: bool,
@@ -53,6 +54,7 @@ impl GatewayPlan {
             patient_connects: false,
             body_while_paused: None,
             manager: json!({}),
+            in_front: Vec::new(),
             route: json!({}),
             as_received: false,
             updatable: false,
@@ -140,6 +142,13 @@ impl GatewayPlan {
         self
     }
 
+    /// Puts an HTTP filter in front of all others.
+    #[must_use]
+    pub fn in_front(mut self, filter: Value) -> Self {
+        self.in_front.push(filter);
+        self
+    }
+
     /// Merges `changes` into every route: a timeout, a narrower match.
     #[must_use]
     pub fn route(mut self, changes: Value) -> Self {
@@ -214,6 +223,7 @@ impl GatewayPlan {
             let reads_body = matches!(plugin, Plugin::Tree(tree) if tree["model"]["from"] == "body");
             config["allow_on_headers_stop_iteration"] = json!(self.body_while_paused.unwrap_or(reads_body));
         }
+        filters.splice(0..0, self.in_front.iter().cloned());
         if self.as_received {
             manager["normalize_path"] = json!(false);
             manager["merge_slashes"] = json!(false);
