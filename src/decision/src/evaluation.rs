@@ -239,6 +239,11 @@ impl<'a> Evaluation<'a> {
         self.request.subject.model.as_deref().filter(|_| self.is_unpriced)
     }
 
+    /// The gates that were opened so far, also of a request that is refused in the end.
+    pub fn bypassed(&self) -> &[Bypass] {
+        &self.admission.bypassed
+    }
+
     /// Reports the answer to [`Step::Policy`].
     pub fn policy(&mut self, view: PolicyView) {
         self.view = Some(view);

@@ -323,6 +323,12 @@ impl Ledger {
         kept
     }
 
+    /// Forgets an operation that nobody will name again. What it took stays taken: a caller that plays years of requests
+    /// would otherwise keep each for its grace.
+    pub fn forget(&mut self, op: OperationId) {
+        self.operations.remove(&op);
+    }
+
     /// Counters, sets of slots and operations that are kept, for a gauge.
     pub fn sizes(&self) -> (usize, usize, usize) {
         (self.windows.len(), self.slots.len(), self.operations.len())

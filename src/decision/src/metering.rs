@@ -195,6 +195,18 @@ impl MeterLedger {
         *spent = spent.saturating_add(cost);
     }
 
+    /// Forgets an operation that nobody will name again. What was recorded for it stays recorded.
+    pub fn forget(&mut self, op: OperationId) {
+        self.operations.remove(&op);
+        self.costed.remove(&op);
+    }
+
+    /// Adds runs that were recorded elsewhere.
+    pub fn add_runs(&mut self, month: &Month, org: &str, runs: u64) {
+        let (recorded, _) = self.months.entry((month.index, org.into())).or_default();
+        *recorded = recorded.saturating_add(runs);
+    }
+
     /// Micro-dollars that an org has spent.
     pub fn cost(&self, month: &Month, org: &str) -> u64 {
         self.months.get(&(month.index, org.into())).map_or(0, |(_, cost)| *cost)

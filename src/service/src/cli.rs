@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::explain::ExplainArguments;
+use crate::replay::ReplayArguments;
+
 /// What `--help` shows at its end.
 const EXAMPLE: &str = r#"Example, on a developer's machine:
 
@@ -17,6 +20,42 @@ const EXAMPLE: &str = r#"Example, on a developer's machine:
 
 Exit codes: 0 ended as asked, 1 could not start (such as an address in use), 2 a fault in the arguments or in a file."#;
 
+/// What `explain --help` shows at its end.
+const EXPLAIN_EXAMPLE: &str = r#"Examples:
+
+  Under shipped rules, with the org's window nearly spent and 41 seconds left of it:
+  $ portcullis explain --rules contract-limits -H 'x-admission-owner-id: o' -H 'x-admission-org-id: org-1' \
+      -H 'x-admission-org-rate-limit-requests: 60' --spent org:org-1:requests=60@41
+
+  The same request with the limiter out of order:
+  $ portcullis explain --rules contract-limits --down limiter -H …
+
+  A line that somebody has pasted, under one's own files, on the last day of a month:
+  $ portcullis explain --config filter.json --policy policy.json --service service.json \
+      --at 2026-03-31T23:00:00Z --curl "curl -X POST https://api.example.com/v1/chat/completions -H … -d '{…}'"
+
+  Where counters stand, as a file: [{"scope": "org", "ids": ["org-1"], "resource": "requests", "used": 59, "ends_in_s": 41}]
+  Resources: requests, tokens, concurrency (of owner, org, auth, platform, graph, organization, organization_model, lane);
+  plan_concurrency, runs, cost, launches (of org).
+
+Exit codes: 0 explained, whatever the verdict; 2 a fault in the arguments or in a file."#;
+
+/// What `replay --help` shows at its end.
+const REPLAY_EXAMPLE: &str = r#"Examples:
+
+  $ cat requests.jsonl
+  {"ts": "2026-03-01T12:00:00Z", "method": "POST", "path": "/v1/chat/completions", "status": 200, "tokens": 812,
+   "envelope": {"owner-id": "o", "org-id": "org-1", "org-rate-limit-requests": 60}}      (in one line)
+
+  Half the requests for every org:
+  $ portcullis replay requests.jsonl --config filter.json --limit 'org:*:requests=30'
+
+  A rule file that is not in use yet, over Envoy's access log:
+  $ zcat access.jsonl.gz | portcullis replay - --from envoy --config filter.json --rules candidate.json --policy policy.json
+
+Exit codes: 0 the whole log was played; 1 lines of it could not be read (the report is of the others); 2 a fault in the
+arguments or in a file."#;
+
 /// The arguments of `portcullis`.
 #[derive(Debug, Parser)]
 #[command(
@@ -25,7 +64,8 @@ Exit codes: 0 ended as asked, 1 could not start (such as an address in use), 2 a
     about = "Decides, for a gateway's filter, whether a request may reach its upstream",
     long_about = "Decides, for a gateway's filter, whether a request may reach its upstream.\n\n\
         The filter runs in the gateway and asks this service when it must; the service counts in a store that all \
-        gateways share. `serve` runs it, `check` reads configuration files and lists every fault in them, `policy` loads \
+        gateways share. `serve` runs it, `check` reads configuration files and lists every fault in them, `explain` says \
+        what would happen to a request and `replay` to a log of them, `policy` loads \
         into a database who may use what.",
     after_long_help = EXAMPLE
 )]
@@ -68,6 +108,24 @@ pub enum Command {
         #[arg(value_enum, value_name = "KIND")]
         kind: SchemaKind,
     },
+    /// Says what would happen to a request, and which line of the rules decides
+    #[command(
+        long_about = "Says what would happen to a request: each gate's outcome, the verdict, the reply as the client would \
+        see it, and which line of the rules decided.\n\n\
+        The request goes through the filter's own code and is decided by the service's, over memory. Nothing is called and \
+        nothing real is counted. Values of headers that no decision depends on are not shown.",
+        after_long_help = EXPLAIN_EXAMPLE
+    )]
+    Explain(ExplainArguments),
+    /// Plays a log of requests under other rules or limits, and counts who would be refused
+    #[command(
+        long_about = "Plays a log of requests, each at its own time, under the given rules and limits: how many would be \
+        refused, by class, code, scope and hour, and which tenants are hit first and most.\n\n\
+        Each request goes through the filter's own code and is decided by the service's, over memory. Nothing is called and \
+        nothing real is counted. docs/replay.md has the format of the log.",
+        after_long_help = REPLAY_EXAMPLE
+    )]
+    Replay(ReplayArguments),
     /// Loads policies into Postgres, or prints them
     Policy {
         /// What to do with them

@@ -27,6 +27,7 @@ pub struct GatewayPlan {
     patient_connects: bool,
     body_while_paused: Option<bool>,
     manager: Value,
+    in_front: Vec<Value>,
     route: Value,
     as_received: bool,
     pub(super) updatable: bool,
@@ -64,6 +65,7 @@ impl GatewayPlan {
             patient_connects: false,
             body_while_paused: None,
             manager: json!({}),
+            in_front: Vec::new(),
             route: json!({}),
             as_received: false,
             updatable: false,
@@ -156,6 +158,13 @@ impl GatewayPlan {
     #[must_use]
     pub fn manager(mut self, changes: Value) -> Self {
         merge(&mut self.manager, changes);
+        self
+    }
+
+    /// Puts an HTTP filter in front of all others.
+    #[must_use]
+    pub fn in_front(mut self, filter: Value) -> Self {
+        self.in_front.push(filter);
         self
     }
 
@@ -259,6 +268,7 @@ impl GatewayPlan {
             let reads_body = matches!(plugin, Plugin::Tree(tree) if tree["model"]["from"] == "body");
             config["allow_on_headers_stop_iteration"] = json!(self.body_while_paused.unwrap_or(reads_body));
         }
+        filters.splice(0..0, self.in_front.iter().cloned());
         if self.as_received {
             manager["normalize_path"] = json!(false);
             manager["merge_slashes"] = json!(false);

@@ -1,5 +1,6 @@
 //! The case table (`wasm-tests/cases/`) in real Envoy with the real service: the same data that drives the pure crate and
 //! the test host. Cases with a policy run against real PostgreSQL and real Redis, each with a database and keys of its own.
+//! Before each request `portcullis explain` says what will come, and then that has to come.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::task::{JoinSet, LocalSet};
 
+use crate::explained::{self, Explainer, Got};
 use crate::postgres::Postgres;
 use crate::stores::Store;
 use crate::table::{self, Outcome, difference, fields, is_down};
@@ -175,6 +177,7 @@ async fn run(at: usize, case: Value, stores: Option<Rc<Stores>>) -> Result<(), S
 }
 
 async fn compare(case: &Value, gateway: &Gateway, upstream: &Upstream) -> Result<(), String> {
+    let mut explainer = Explainer::of(case, &table::filter(case));
     for (at, request) in case["requests"]
         .as_array()
         .expect("a case has requests")
@@ -189,10 +192,21 @@ async fn compare(case: &Value, gateway: &Gateway, upstream: &Upstream) -> Result
         let before = counters(gateway).await;
         let times = request["times"].as_u64().unwrap_or(1);
         for time in 0..times {
+            let report = explainer.explain(Command::new(portcullis()), &fields(request));
             let hits = upstream.hits();
             let answer = gateway.call(&call).await;
-            if let Some(difference) = difference(&outcome(&answer, upstream.hits() - hits), expect) {
+            let outcome = outcome(&answer, upstream.hits() - hits);
+            if let Some(difference) = difference(&outcome, expect) {
                 return Err(format!("request {at}, time {time}: {difference}, expected {expect}"));
+            }
+            let got = Got {
+                status: outcome.status,
+                headers: &outcome.headers,
+                body: &outcome.body,
+                upstream: outcome.upstream,
+            };
+            if let Some(difference) = explained::difference(&report, &got, expect) {
+                return Err(format!("request {at}, time {time}: {difference}"));
             }
         }
         if let Some(counter) = expect["count"].as_str() {

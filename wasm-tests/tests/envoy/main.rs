@@ -20,6 +20,8 @@ mod config_faults;
 mod contract_limits;
 mod envelope_headers;
 mod expect;
+#[path = "../../../src/service/tests/explain/case.rs"]
+mod explained;
 mod ext_authz;
 mod gateway_killed;
 mod grpc;
@@ -46,6 +48,7 @@ mod postgres;
 #[path = "../../../src/service/tests/stores/proxy.rs"]
 #[allow(dead_code, reason = "shared with the tests of the service, which use more of it")]
 mod proxy;
+mod replayed;
 mod routes;
 mod shadow;
 mod signatures;

@@ -79,7 +79,7 @@ pub(crate) fn this_month() -> Month {
     clippy::arithmetic_side_effects,
     reason = "days since 1970 in 64 bits of milliseconds stay below 2^38, and every divisor is a constant"
 )]
-fn month_at(unix_ms: u64) -> Month {
+pub(crate) fn month_at(unix_ms: u64) -> Month {
     /// From 0000-03-01 to 1970-01-01.
     const SHIFT: u64 = 719_468;
     let days = unix_ms / DAY_MS + SHIFT;

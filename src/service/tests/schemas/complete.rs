@@ -75,7 +75,9 @@ fn filter(rules: &Value) -> Value {
         "profile": "development",
         "rules": rules,
         "mode": "shadow",
-        "envelope": {"prefix": "x-saturn-", "strip": false},
+        "envelope": {"prefix": "x-saturn-", "strip": false, "signature": {
+            "keys": {"edge-1": {"secret": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}}, "max_age_s": 30}},
+        "pause": {"withhold": ["authorization", "x-api-key"]},
         "routes": [{"path_prefix": "/v1/", "methods": ["POST", "M-SEARCH"]}],
         "model": {"from": "header", "max_body_bytes": 4096, "body_timeout_ms": 500},
         "tokens": {"default_output_reservation": 512},
@@ -98,6 +100,18 @@ fn service() -> Value {
         "metering": {"url": "memory:"},
         "capacity": {"platform": tier, "graph": tier, "organization": tier, "organization_model": tier,
                      "lanes": {"batch": tier}},
+        "ext_authz": {
+            "rules": {"name": "own", "envelope": {"when_missing": "reject"}, "decision": {"when_unavailable": "reject"},
+                      "gates": [{"gate": "contract", "when_unavailable": "reject"}]},
+            "mode": "shadow",
+            "envelope": {"prefix": "x-saturn-", "strip": false},
+            "routes": [{"path_prefix": "/v1/", "methods": ["POST"]}],
+            "model": {"from": "header"},
+            "tokens": {"default_output_reservation": 512},
+            "decision": {"timeout_ms": 300},
+            "window_s": 30,
+            "reply": {"limit_headers": "always"}
+        },
         "allow_passthrough": false
     })
 }

@@ -1,10 +1,12 @@
 //! The filter's configuration as it is written, with the defaults that its parser takes.
 
 use alloc::borrow::{Cow, ToOwned};
+use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString as _};
 use alloc::vec::Vec;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
 
 use super::figure;
 use super::rules::{Retired, RulesFile};
@@ -26,6 +28,9 @@ pub(super) struct FilterFile {
     /// The trusted headers.
     #[schemars(default, with = "Envelope")]
     envelope: Option<Envelope>,
+    /// What a request lacks while it is held.
+    #[schemars(default, with = "Pause")]
+    pause: Option<Pause>,
     /// What is guarded. Left out: everything but `OPTIONS`.
     #[schemars(default, with = "Vec<Route>", length(min = 1))]
     routes: Option<Vec<Route>>,
@@ -50,6 +55,76 @@ pub(super) struct FilterFile {
     allow_passthrough: Retired,
 }
 
+/// What Envoy's own `ext_authz` is answered: the keys of a filter's configuration that say what is decided.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+pub(super) struct ExtAuthz {
+    /// A shipped rule file's name, or the rules themselves.
+    rules: RulesChoice,
+    /// Whether rejections are carried out.
+    #[schemars(default = "enforce")]
+    mode: Mode,
+    /// The trusted headers.
+    #[schemars(default, with = "Envelope")]
+    envelope: Option<Envelope>,
+    /// What is guarded. Left out: everything but `OPTIONS`.
+    #[schemars(default, with = "Vec<Route>", length(min = 1))]
+    routes: Option<Vec<Route>>,
+    /// Where the model is read: nowhere, or in the envelope. No body is read.
+    #[schemars(default, with = "Model")]
+    model: Option<Model>,
+    /// How tokens are held until usage is known.
+    #[schemars(default, with = "Tokens")]
+    tokens: Option<Tokens>,
+    /// How long a decision may take.
+    #[schemars(default, with = "Time")]
+    decision: Option<Time>,
+    /// A window of contract limits, in seconds.
+    #[schemars(default = "figure::<60>", range(min = 1, max = 86_400))]
+    window_s: u64,
+    /// What replies carry.
+    #[schemars(default, with = "Reply")]
+    reply: Option<Reply>,
+}
+
+/// How long a decision may take.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Time {
+    /// The whole time that a decision may take, in milliseconds; Envoy's own timeout should be longer.
+    #[schemars(default = "figure::<250>", range(min = 40, max = 60_000))]
+    timeout_ms: u64,
+}
+
+/// What a request lacks while it is held.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Pause {
+    /// Names of headers, in lower case, that a request lacks while it is held, for hosts that let one go by themselves. They
+    /// neither frame nor route it, and the envelope is not among them.
+    #[schemars(default, with = "Vec<HeaderName>", length(min = 1))]
+    withhold: Option<Vec<HeaderName>>,
+}
+
+struct HeaderName;
+
+impl JsonSchema for HeaderName {
+    fn schema_name() -> Cow<'static, str> {
+        "HeaderName".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[a-z0-9!#$%&'*+.^_`|~-]+$"})
+    }
+}
+
 /// The trusted headers.
 #[derive(JsonSchema)]
 #[schemars(deny_unknown_fields)]
@@ -61,6 +136,32 @@ struct Envelope {
     /// Whether the envelope is kept from the upstream.
     #[schemars(default = "yes")]
     strip: bool,
+    /// Whose signatures an envelope needs. Left out: any envelope is trusted.
+    #[schemars(default, with = "Signature")]
+    signature: Option<Signature>,
+}
+
+/// Whose signatures an envelope needs.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Signature {
+    /// The keys by id, 1 to 64: one for each edge, and twice that while they are replaced.
+    #[schemars(extend("propertyNames" = key_id(), "minProperties" = 1, "maxProperties" = 64))]
+    keys: BTreeMap<String, Key>,
+    /// How far the time that was signed may be from the gateway's, in either direction, in seconds.
+    #[schemars(default = "figure::<60>", range(min = 1, max = 3_600))]
+    max_age_s: u64,
+}
+
+/// An edge's key.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Key {
+    /// 32 to 1024 bytes in base64, padded or not: `openssl rand -base64 32` makes one.
+    #[schemars(regex(pattern = "^[A-Za-z0-9+/]{43,1366}={0,2}$"))]
+    secret: String,
 }
 
 /// Requests that are guarded.
@@ -182,6 +283,10 @@ impl JsonSchema for RulesChoice {
             ]
         })
     }
+}
+
+fn key_id() -> Value {
+    json!({"pattern": "^[A-Za-z0-9._-]{1,32}$"})
 }
 
 const fn yes() -> bool {

@@ -8,6 +8,7 @@ use alloc::string::{String, ToString as _};
 use schemars::JsonSchema;
 
 use super::figure;
+use super::filter::ExtAuthz;
 use super::rules::Retired;
 use crate::config::Profile;
 use crate::limits::LARGEST_LIMIT;
@@ -39,6 +40,9 @@ pub(super) struct ServiceFile {
     /// The sizes of the operator's tiers. They bind only if the rules list the gate `capacity`.
     #[schemars(default)]
     capacity: Option<Capacity>,
+    /// By what Envoy's own `ext_authz` is answered. Left out: it is not.
+    #[schemars(default)]
+    ext_authz: Option<ExtAuthz>,
     #[schemars(default)]
     allow_passthrough: Retired,
 }
@@ -48,8 +52,8 @@ pub(super) struct ServiceFile {
 #[schemars(deny_unknown_fields)]
 #[expect(dead_code, reason = "as above")]
 struct Limiter {
-    /// `redis://`, `rediss://` or `redis-cluster://`; in development also `memory:`. `REDIS_URL` beats it.
-    #[schemars(default, regex(pattern = "^((redis|rediss|redis-cluster|memory):|$)"))]
+    /// `redis://`, `rediss://`, `redis-cluster://` or `rediss-cluster://`; in development also `memory:`. `REDIS_URL` beats it.
+    #[schemars(default, regex(pattern = "^((redis|rediss|redis-cluster|rediss-cluster|memory):|$)"))]
     url: Option<String>,
     /// The first part of every key.
     #[schemars(default = "key_prefix", regex(pattern = "^[A-Za-z0-9._:-]{1,64}$"))]

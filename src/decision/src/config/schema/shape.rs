@@ -24,13 +24,22 @@ fn unwrap_descriptions(object: &mut Map<String, Value>) {
     }
 }
 
-/// Draft 4 has no `const`, no `$id`, and no `deprecated`. Alternatives that are all words become one `enum`.
+/// Draft 4 has no `const`, no `$id`, no `propertyNames` and no `deprecated`. Alternatives that are all words become one
+/// `enum`, and names of keys become patterns.
 pub(super) fn to_draft_4(schema: &mut Value) {
     each_object(schema, &mut |object| {
         object.remove("$id");
         object.remove("deprecated");
         if let Some(word) = object.remove("const") {
             object.insert("enum".to_owned(), json!([word]));
+        }
+        if let Some(pattern) = object
+            .remove("propertyNames")
+            .and_then(|mut names| names.get_mut("pattern").map(Value::take))
+            && let (Some(pattern), Some(value)) = (pattern.as_str(), object.remove("additionalProperties"))
+        {
+            object.insert("patternProperties".to_owned(), json!({ pattern: value }));
+            object.insert("additionalProperties".to_owned(), json!(false));
         }
         let words = object.get("oneOf").and_then(Value::as_array).and_then(|alternatives| {
             let words = alternatives
@@ -56,7 +65,7 @@ fn each_object(schema: &mut Value, change: &mut impl FnMut(&mut Map<String, Valu
             change(object);
             for (keyword, value) in object {
                 match (keyword.as_str(), value) {
-                    ("properties", Value::Object(properties)) => {
+                    ("properties" | "patternProperties", Value::Object(properties)) => {
                         properties
                             .values_mut()
                             .for_each(|property| each_object(property, change));
