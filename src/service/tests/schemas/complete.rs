@@ -101,12 +101,22 @@ fn service() -> Value {
         "capacity": {"platform": tier, "graph": tier, "organization": tier, "organization_model": tier,
                      "lanes": {"batch": tier}},
         "ext_authz": {
-            "rules": {"name": "own", "envelope": {"when_missing": "reject"}, "decision": {"when_unavailable": "reject"},
-                      "gates": [{"gate": "contract", "when_unavailable": "reject"}]},
+            "rules": {
+                "name": "own",
+                "envelope": {"when_missing": "reject"},
+                "gates": [
+                    {"gate": "org_status", "when_unavailable": {"admit": {"max_per_minute": 600}}},
+                    {"gate": "contract", "when_unavailable": "admit"},
+                    {"gate": "launch_rate", "per_minute": 60, "burst": 10}
+                ],
+                "decision": {"when_unavailable": "reject"},
+                "allow_passthrough": false
+            },
             "mode": "shadow",
-            "envelope": {"prefix": "x-saturn-", "strip": false},
+            "envelope": {"prefix": "x-saturn-", "strip": false, "signature": {
+                "keys": {"edge-1": {"secret": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}}, "max_age_s": 30}},
             "routes": [{"path_prefix": "/v1/", "methods": ["POST"]}],
-            "model": {"from": "header"},
+            "model": {"from": "header", "max_body_bytes": 4096, "body_timeout_ms": 500},
             "tokens": {"default_output_reservation": 512},
             "decision": {"timeout_ms": 300},
             "window_s": 30,
