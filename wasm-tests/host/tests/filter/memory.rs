@@ -1,9 +1,13 @@
-//! The VM's memory: it is as large after 100,000 requests, or a response of 100 MB, as after the first thousand.
+//! The VM's memory: it is as large after 100,000 requests, or a response of 100 MB, as after the first thousand, and small
+//! with as many tenants as it may have leases for.
 
 use portcullis_test_host::{Callout, Failure, TestHost};
 
+use serde_json::json;
+
+use crate::lease_scene::{grant, leasing};
 use crate::llm::{CALL, DIALECTS, EVENTS, JSON, metered, told_of, under_way};
-use crate::scene::assert_clean;
+use crate::scene::{admit, assert_clean, decide_of, host, rules};
 
 /// Requests at first, after which the memory must not grow.
 const WARM_UP: u32 = 1_000;
@@ -132,4 +136,56 @@ fn memory_does_not_grow_over_a_response_of_a_hundred_megabytes() {
     assert_eq!(settlements[0]["tokens"], DIALECTS[0].input + DIALECTS[0].output);
     assert!(host.stream(stream).returned_bytes > BYTES as u64);
     assert_clean(&host);
+}
+
+#[test]
+fn leased_requests_of_thousands_of_tenants_take_at_most_four_megabytes() {
+    const MOST_BYTES: usize = 4 << 20;
+    const TENANTS: usize = 2_000;
+    const ROUNDS: usize = 10;
+    let mut configuration = leasing(&rules("leased", "reject"));
+    configuration["leases"]["slots"] = json!(2 * TENANTS);
+    let mut host = host(&configuration);
+    let (mut leased, mut exact) = (0, 0);
+    for n in 0..ROUNDS * TENANTS {
+        let owner = format!("tenant-{:07}", n % TENANTS);
+        let stream = host.request(&[
+            (":method", "POST"),
+            (":path", "/v1/chat"),
+            ("x-admission-owner-id", &owner),
+            ("x-admission-owner-rate-limit-requests", "30000"),
+        ]);
+        if host.stream(stream).has_passed() {
+            leased += 1;
+        } else {
+            let callout = decide_of(&host, stream);
+            // A tenant whose two slots are others' asks for no block.
+            if callout.json()["lease"].is_null() {
+                admit(&mut host, &callout);
+            } else {
+                grant(&mut host, &callout, 8);
+            }
+            exact += 1;
+        }
+        host.respond_with(stream, &[(":status", "200")], [&b"{}"[..]]);
+        host.finish(stream);
+        if n.is_multiple_of(200) {
+            host.tick(10);
+            for callout in host.pending_callouts() {
+                if callout.is_settle() {
+                    host.answer(callout.token, 200, b"{}");
+                } else {
+                    grant(&mut host, &callout, 8);
+                }
+            }
+            host.forget();
+        }
+    }
+    assert_clean(&host);
+    assert!(
+        exact >= TENANTS && leased > 3 * exact,
+        "{leased} of blocks, {exact} exact"
+    );
+    let bytes = host.memory_bytes();
+    assert!(bytes <= MOST_BYTES, "the VM has {bytes} bytes");
 }
