@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 
 use jsonschema::Validator;
-use portcullis_test_host::{Failure, Personality, TestHost};
+use portcullis_test_host::{ContextId, Failure, Personality, TestHost, first};
 use serde_json::{Value, json};
 
-use crate::scene::{ENVELOPE, admit, assert_clean, assert_degraded, decide_of, deny};
+use crate::scene::{ENVELOPE, PATIENCE_MS, admit, assert_clean, assert_degraded, decide_of, deny, envelope_and};
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -37,23 +37,35 @@ fn assert_obeys_the_filters_schema(configuration: &Value) {
         .unwrap();
 }
 
+/// A request with an envelope and a credential.
+fn with_credential() -> Vec<(&'static str, &'static str)> {
+    envelope_and(&[("authorization", "Bearer provider-key")])
+}
+
 /// A request that is admitted, one that is denied, one without an envelope, and two outages, as this host brings them about.
-fn enforces(personality: Personality, configuration: &Value, outage: Failure) {
+fn enforces(personality: Personality, configuration: &Value) {
     let mut host = TestHost::new(personality);
     host.configure(&configuration.to_string()).expect("the module takes it");
 
-    let admitted = host.request(&ENVELOPE);
+    let admitted = host.request(&with_credential());
     let callout = decide_of(&host, admitted);
     assert_eq!(callout.upstream, configuration["decision"]["upstream"]);
     assert!(
         !host.stream(admitted).has_passed(),
         "nothing goes up before the verdict"
     );
+    assert_eq!(
+        first(&host.stream(admitted).request, "authorization"),
+        None,
+        "what is held lacks the credential"
+    );
     admit(&mut host, &callout);
-    assert!(host.stream(admitted).has_passed());
+    let upstream = host.stream(admitted).upstream.clone().expect("it has gone up");
+    assert_eq!(first(&upstream, "authorization"), Some(&b"Bearer provider-key"[..]));
+    assert_eq!(first(&upstream, "x-admission-owner-id"), None);
     assert!(host.stream(admitted).replies.is_empty());
 
-    let denied = host.request(&ENVELOPE);
+    let denied = host.request(&with_credential());
     let callout = decide_of(&host, denied);
     deny(&mut host, &callout);
     let reply = host.stream(denied).reply();
@@ -62,26 +74,43 @@ fn enforces(personality: Personality, configuration: &Value, outage: Failure) {
     assert!(!host.stream(denied).has_passed(), "the upstream was reached");
 
     let missing = host.request(&[(":method", "POST"), (":path", "/v1/chat"), (":authority", "gateway")]);
-    assert_eq!(host.stream(missing).reply().code(), "ENVELOPE_MISSING");
+    let reply = host.stream(missing).reply();
+    assert_eq!((reply.status, reply.code().as_str()), (503, "ENVELOPE_MISSING"));
     assert!(!host.stream(missing).has_passed(), "the upstream was reached");
 
-    // A callout that failed is tried once more, if time is left.
-    let out = host.request(&ENVELOPE);
-    for _ in 0..2 {
-        if let Some(callout) = host
-            .pending_callouts()
-            .into_iter()
-            .find(|callout| callout.context == out)
-        {
-            host.fail(callout.token, outage);
-        }
+    let out = host.request(&with_credential());
+    until_refused(&mut host, out);
+    let reply = host.stream(out).reply();
+    let told = (
+        reply.status,
+        reply.header("x-portcullis-class"),
+        reply.header("retry-after"),
+    );
+    assert_eq!(told, (503, Some("decision_unavailable"), Some("1")));
+    // Kong's host loses the body of a reply after a call that failed.
+    if !personality.empties_reply_after_failed_call {
+        assert_eq!(reply.code(), "SERVICE_DEGRADED");
     }
-    assert_degraded(&host, out);
-    let garbled = host.request(&ENVELOPE);
+    assert!(!host.stream(out).has_passed(), "the upstream was reached");
+
+    let garbled = host.request(&with_credential());
     let callout = decide_of(&host, garbled);
     host.answer(callout.token, 200, b"{}");
     assert_degraded(&host, garbled);
     assert_clean(&host);
+}
+
+/// Lets every call of a stream fail, the second try included, until it has been answered.
+fn until_refused(host: &mut TestHost, stream: ContextId) {
+    let end_ms = host.now_ms() + PATIENCE_MS;
+    while host.stream(stream).replies.is_empty() {
+        assert!(host.now_ms() < end_ms, "not answered in time: {host:#?}");
+        let pending = host.pending_callouts();
+        match pending.into_iter().find(|callout| callout.context == stream) {
+            Some(callout) => host.fail(callout.token, Failure::Died),
+            None => host.tick(20),
+        }
+    }
 }
 
 /// The filter of Kong's example.
@@ -97,12 +126,12 @@ fn apisix() -> Value {
 
 #[test]
 fn kongs_example_enforces_under_a_host_that_behaves_like_kongs() {
-    enforces(Personality::WASMX, &kong()["config"], Failure::Died);
+    enforces(Personality::WASMX, &kong()["config"]);
 }
 
 #[test]
 fn apisixs_example_enforces_under_a_host_that_behaves_like_apisixs() {
-    enforces(Personality::APISIX, &apisix(), Failure::Died);
+    enforces(Personality::APISIX, &apisix());
 }
 
 #[test]
@@ -190,10 +219,12 @@ fn what_apisixs_example_says_its_host_cannot_do_is_refused_by_the_module() {
         (slots, "the gate concurrency needs"),
     ] {
         let mut host = TestHost::new(Personality::APISIX);
-        let refused = host
-            .configure(&configuration.to_string())
-            .expect_err("a host without ticks");
-        let lines: Vec<Value> = refused.lines.iter().map(portcullis_test_host::LogLine::json).collect();
+        host.configure(&configuration.to_string())
+            .expect("this host configures in the first request");
+        let stream = host.request(&ENVELOPE);
+        assert_eq!(host.stream(stream).host_status, Some(503));
+        assert!(!host.stream(stream).has_passed(), "the upstream was reached");
+        let lines = host.lines("configuration_rejected");
         assert!(
             lines
                 .iter()
