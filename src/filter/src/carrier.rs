@@ -12,7 +12,7 @@ use portcullis_decision::gatehouse::{Callout, Effect, Gatehouse};
 use portcullis_decision::metric::Counter;
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::reply::Reply;
-use portcullis_decision::stream::{Stream, Wait};
+use portcullis_decision::stream::{HeaderLine, Stream, Wait};
 
 use crate::header_map;
 use crate::host::{self, Map};
@@ -181,20 +181,8 @@ impl StreamContext {
                     let _ = host::remove_header(Map::Request, name);
                     let _ = host::add_header(Map::Request, name, value.as_bytes());
                 }
-                Effect::WithholdRequestHeader(name) => {
-                    if host::remove_header(Map::Request, &name).is_err() {
-                        let now_ms = vm::now_ms();
-                        let more = self.event(|stream, house, _| stream.on_not_withheld(house, &name, now_ms));
-                        self.live.carry_out_all(more.unwrap_or_default());
-                    }
-                }
-                Effect::PutBackRequestHeader(line) => {
-                    if host::add_header(Map::Request, &line.name, &line.value).is_err() {
-                        let now_ms = vm::now_ms();
-                        let more = self.event(|stream, house, _| stream.on_not_put_back(house, &line.name, now_ms));
-                        self.live.carry_out_all(more.unwrap_or_default());
-                    }
-                }
+                Effect::WithholdRequestHeader(name) => self.withhold(&name),
+                Effect::PutBackRequestHeader(line) => self.put_back(&line),
                 Effect::RemoveResponseHeader(name) => {
                     let _ = host::remove_header(Map::Response, name);
                 }
@@ -213,6 +201,22 @@ impl StreamContext {
                 // The rest needs no stream, and was carried out above.
                 _ => {}
             }
+        }
+    }
+
+    fn withhold(&self, name: &str) {
+        if host::remove_header(Map::Request, name).is_err() {
+            let now_ms = vm::now_ms();
+            let more = self.event(|stream, house, _| stream.on_not_withheld(house, name, now_ms));
+            self.live.carry_out_all(more.unwrap_or_default());
+        }
+    }
+
+    fn put_back(&self, line: &HeaderLine) {
+        if host::add_header(Map::Request, &line.name, &line.value).is_err() {
+            let now_ms = vm::now_ms();
+            let more = self.event(|stream, house, _| stream.on_not_put_back(house, &line.name, now_ms));
+            self.live.carry_out_all(more.unwrap_or_default());
         }
     }
 
