@@ -7,21 +7,11 @@ use serde_json::json;
 use crate::process::Service;
 use crate::proxy::Proxy;
 use crate::stores::cluster::Cluster;
-use crate::stores::{Store, eventually};
+use crate::stores::eventually;
 use crate::wire::request;
 
 /// How late the answers of the last member are.
 const LATE_MS: u64 = 1_500;
-
-/// Scripts that a member has run so far.
-async fn scripts(member: &Store) -> u64 {
-    let said: String = redis::from_redis_value(member.run(&["INFO", "commandstats"]).await).unwrap();
-    let calls = |line: &str| {
-        let rest = line.strip_prefix("cmdstat_eval")?.split_once("calls=")?.1;
-        rest.split(',').next()?.parse::<u64>().ok()
-    };
-    said.lines().filter_map(calls).sum()
-}
 
 async fn service_over(cluster: &Cluster) -> Service {
     let config = json!({"profile": "development", "listen": "127.0.0.1:0",
@@ -39,8 +29,12 @@ async fn service_over(cluster: &Cluster) -> Service {
 async fn what_a_process_charged_that_died_halfway_goes_back_by_its_id_and_lapses_at_the_latest() {
     let cluster = Cluster::of_three().await;
     let last = &cluster.members[2];
+    let (owner, org) = (
+        cluster.name_on(0, |n| format!("owner:w{n}")).await,
+        cluster.name_on(2, |n| format!("org:s{n}")).await,
+    );
     // The last member is reached through something that can hold its answers back.
-    let proxy = Proxy::start(last.port, "no mark".to_owned()).await;
+    let proxy = Proxy::start(last.port, format!("{{{org}}}")).await;
     last.run(&["CONFIG", "SET", "cluster-announce-port", &proxy.port.to_string()])
         .await;
     eventually("the others know", async || {
@@ -50,10 +44,6 @@ async fn what_a_process_charged_that_died_halfway_goes_back_by_its_id_and_lapses
             .then_some(())
     })
     .await;
-    let (owner, org) = (
-        cluster.name_on(0, |n| format!("owner:w{n}")).await,
-        cluster.name_on(2, |n| format!("org:s{n}")).await,
-    );
     let body = |budget_ms: u64| {
         request(json!({
             "gates": [{"gate": "contract", "when_unavailable": "reject", "limits": "envelope"}],
@@ -79,7 +69,7 @@ async fn what_a_process_charged_that_died_halfway_goes_back_by_its_id_and_lapses
 
     // The look reaches the last member, its answer is late, and then the member stops: what comes next stays undone.
     proxy.mood.delay_ms.store(LATE_MS, Ordering::SeqCst);
-    let asked = scripts(last).await;
+    let replies = proxy.mood.marked_replies.load(Ordering::SeqCst);
     let dying = body(9_000);
     let op = dying["op"].as_str().unwrap().to_owned();
     let mut client = service.client().await;
@@ -87,7 +77,10 @@ async fn what_a_process_charged_that_died_halfway_goes_back_by_its_id_and_lapses
         .write(&crate::wire::head("POST", "/v1/decide", dying.to_string().len()))
         .await;
     client.write(&dying.to_string()).await;
-    eventually("the look", async || (scripts(last).await > asked).then_some(())).await;
+    eventually("the look", async || {
+        (proxy.mood.marked_replies.load(Ordering::SeqCst) > replies).then_some(())
+    })
+    .await;
     last.freeze();
     eventually("the first group is charged", async || {
         (first.number(&["GET", &keys[0]]).await == before.0 + 1).then_some(())

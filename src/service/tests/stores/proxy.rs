@@ -19,6 +19,8 @@ pub(crate) struct Mood {
     pub(crate) cut_next_reply: AtomicBool,
     /// The next request that holds the mark is passed on, its reply is swallowed, and the connection stays.
     pub(crate) swallow_next_reply: AtomicBool,
+    /// Requests that held the mark and whose reply has come back, also if it still waits here.
+    pub(crate) marked_replies: AtomicUsize,
     /// Connections so far.
     pub(crate) accepted: AtomicUsize,
     /// Connections now.
@@ -72,7 +74,7 @@ async fn pass(mut client: TcpStream, port: u16, mark: String, mood: Arc<Mood>) {
 
 async fn relay(client: &mut TcpStream, server: &mut TcpStream, mark: &str, mood: &Mood) -> std::io::Result<()> {
     let (mut asked, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
-    let (mut cut, mut swallow) = (false, false);
+    let (mut cut, mut swallow, mut is_marked) = (false, false, false);
     loop {
         tokio::select! {
             read = client.read(&mut asked) => {
@@ -81,6 +83,7 @@ async fn relay(client: &mut TcpStream, server: &mut TcpStream, mark: &str, mood:
                     return Ok(());
                 }
                 if piece.windows(mark.len()).any(|part| part == mark.as_bytes()) {
+                    is_marked = true;
                     cut |= mood.cut_next_reply.swap(false, Ordering::SeqCst);
                     swallow |= mood.swallow_next_reply.swap(false, Ordering::SeqCst);
                 }
@@ -90,6 +93,9 @@ async fn relay(client: &mut TcpStream, server: &mut TcpStream, mark: &str, mood:
                 let piece = &answered[..read?];
                 if piece.is_empty() || cut {
                     return Ok(());
+                }
+                if std::mem::take(&mut is_marked) {
+                    mood.marked_replies.fetch_add(1, Ordering::SeqCst);
                 }
                 let delay = mood.delay_ms.load(Ordering::SeqCst);
                 if delay > 0 {
