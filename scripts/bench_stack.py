@@ -140,11 +140,6 @@ def envoy_config(filters, port, admin, upstream, service):
         load = {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]}
         return {"name": name, "type": "STATIC", "connect_timeout": "1s", "load_assignment": load}
 
-    # As in examples/envoy/envoy.yaml.
-    options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    http2 = {"explicit_http_config": {"http2_protocol_options": {"max_concurrent_streams": 100}}}
-    http2 = {"typed_extension_protocol_options": {options: {"@type": f"type.googleapis.com/{options}"} | http2}}
-
     routes = [{"match": {"prefix": "/"}, "route": {"cluster": "upstream", "timeout": "0s"}}]
     router = {"name": "router", "typed_config": {"@type": f"{TYPE}.filters.http.router.v3.Router"}}
     manager = {
@@ -161,7 +156,7 @@ def envoy_config(filters, port, admin, upstream, service):
         "admin": {"address": address(admin)},
         "static_resources": {
             "listeners": [{"name": "ingress", "address": address(port), "filter_chains": [chain]}],
-            "clusters": [cluster("upstream", upstream), cluster("portcullis", service) | http2],
+            "clusters": [cluster("upstream", upstream), cluster("portcullis", service)],
         },
     }
 

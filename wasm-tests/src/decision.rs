@@ -18,7 +18,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::{DEADLINE, until};
@@ -123,22 +122,11 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let _ = stream.set_nodelay(true);
         let shared = Arc::clone(&shared);
         let served = Arc::new(AtomicUsize::new(0));
-        let broken = Arc::new(Notify::new());
         tokio::spawn(async move {
-            let breaks = Arc::clone(&broken);
-            let service = service_fn(move |request| {
-                let (answer, breaks) = (
-                    answer(request, Arc::clone(&shared), Arc::clone(&served)),
-                    Arc::clone(&breaks),
-                );
-                // An error would end an HTTP/1.1 connection, but only the stream of an HTTP/2 one.
-                async move { answer.await.inspect_err(|_| breaks.notify_one()) }
-            });
-            let builder = auto::Builder::new(TokioExecutor::new());
-            tokio::select! {
-                _ = builder.serve_connection(TokioIo::new(stream), service) => {}
-                () = broken.notified() => {}
-            }
+            let service = service_fn(move |request| answer(request, Arc::clone(&shared), Arc::clone(&served)));
+            let _ = auto::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
         });
     }
 }

@@ -42,7 +42,7 @@ pub struct Callout {
     pub timeout_ms: u64,
 }
 
-/// What a host has to do. At most one `Dispatch`, `Redial`, `Reply` or `Resume` comes out of one event.
+/// What a host has to do. At most one `Dispatch`, `Reply` or `Resume` comes out of one event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
     /// Add to a counter; never by 0.
@@ -71,8 +71,6 @@ pub enum Effect {
     AddResponseHeader(&'static str, String),
     /// Call the decision service for this stream, and report a refusal to call at once.
     Dispatch(Callout),
-    /// Ask the stream again at the next tick, by [`crate::stream::Stream::on_redial`].
-    Redial,
     /// Call the decision service for a block that no request waits for; its answer goes to [`Gatehouse::fetched`].
     Fetch(OperationId, Callout),
     /// End the request with this reply.
@@ -137,11 +135,6 @@ impl Gatehouse {
     pub const fn with_ticks(mut self, ticks: bool) -> Self {
         self.ticks = ticks;
         self
-    }
-
-    /// Whether something can be left to the next tick.
-    pub(crate) const fn ticks(&self) -> bool {
-        self.ticks
     }
 
     /// What time alone brings about, where a request has to look: on a host that does not tick.

@@ -77,8 +77,6 @@ struct Deciding {
     /// A call has left, so the service may have charged.
     has_left: bool,
     retried: bool,
-    /// The second call waits for the next tick.
-    redials: bool,
 }
 
 #[derive(Debug, Default)]

@@ -36,8 +36,6 @@ pub(crate) struct Live {
     reading: RefCell<VecDeque<u32>>,
     /// Streams of which the host has not taken a reply or a resume.
     pub(crate) refused: RefCell<Vec<u32>>,
-    /// Streams that call again at the next tick.
-    pub(crate) redials: RefCell<Vec<u32>>,
 }
 
 impl Live {
@@ -52,7 +50,6 @@ impl Live {
             waiting: RefCell::new(VecDeque::new()),
             reading: RefCell::new(VecDeque::new()),
             refused: RefCell::new(Vec::new()),
-            redials: RefCell::new(Vec::new()),
             gatehouse: RefCell::new(gatehouse),
         }
     }
@@ -190,11 +187,6 @@ impl StreamContext {
                     let _ = host::add_header(Map::Response, name, value.as_bytes());
                 }
                 Effect::Dispatch(callout) => self.dispatch(context, &callout),
-                Effect::Redial => {
-                    if let Ok(mut redials) = self.live.redials.try_borrow_mut() {
-                        redials.push(context);
-                    }
-                }
                 Effect::Fetch(op, callout) => self.fetch(op, &callout),
                 Effect::Reply(reply) => self.reply(context, Box::new(reply)),
                 Effect::Resume => self.resume(context),

@@ -8,7 +8,6 @@ mod state;
 pub(crate) use state::{Asker, expect_answer, now_ms};
 use state::{Batch, Root, Vm, get, put, root, settled, take, with};
 
-use core::cell::RefCell;
 use std::rc::Rc;
 
 use portcullis_decision::class::Code;
@@ -372,33 +371,27 @@ pub(crate) fn on_tick(context: u32) {
 }
 
 fn look_at_deadlines(root: u32, live: &Live, now_ms: u64) {
-    for_each_of(root, &live.refused, StreamContext::offer_again);
-    for_each_of(root, &live.redials, |stream, id| {
-        let effects = stream.event(|stream, _, _| stream.on_redial(now_ms));
-        stream.carry_out(id, effects.unwrap_or_default());
-    });
-    for wait in [Wait::Decision, Wait::Body] {
-        look_at_waits(root, live, wait, now_ms);
-    }
-}
-
-/// Does this with each stream of a list, which is empty afterwards but for those whose context the host did not give.
-fn for_each_of(root: u32, list: &RefCell<Vec<u32>>, act: impl Fn(&StreamContext, u32)) {
-    let ids = list.try_borrow_mut().map(|mut ids| core::mem::take(&mut *ids));
-    for id in ids.unwrap_or_default() {
+    let refused = live
+        .refused
+        .try_borrow_mut()
+        .map(|mut refused| core::mem::take(&mut *refused));
+    for id in refused.unwrap_or_default() {
         let Some(stream) = with(None, |vm| get(&vm.streams, id)) else {
             continue;
         };
         match host::set_effective_context(id) {
-            Ok(true) => act(&stream, id),
+            Ok(true) => stream.offer_again(id),
             Ok(false) => on_end(id),
             Err(host::Refused) => {
-                if let Ok(mut ids) = list.try_borrow_mut() {
-                    ids.push(id);
+                if let Ok(mut refused) = live.refused.try_borrow_mut() {
+                    refused.push(id);
                 }
             }
         }
         let _ = host::set_effective_context(root);
+    }
+    for wait in [Wait::Decision, Wait::Body] {
+        look_at_waits(root, live, wait, now_ms);
     }
 }
 

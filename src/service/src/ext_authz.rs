@@ -247,7 +247,6 @@ impl Checks {
                 Effect::Log(_)
                 | Effect::Dispatch(_)
                 | Effect::Fetch(..)
-                | Effect::Redial
                 | Effect::BreakerOpen(_)
                 | Effect::CalloutMs(_)
                 | Effect::SetRequestHeader(..)

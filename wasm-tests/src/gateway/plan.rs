@@ -10,9 +10,6 @@ use crate::{locate, repository};
 /// Route header that selects the route matched by a header.
 const ROUTE_HEADER: &str = "x-route";
 
-/// The key of a cluster's protocol.
-const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-
 /// What to start.
 pub struct GatewayPlan {
     /// Listener name and plugin configuration; the first one is the example's own listener.
@@ -21,9 +18,7 @@ pub struct GatewayPlan {
     upstream: SocketAddr,
     pub(super) workers: u32,
     upstream_http2: bool,
-    decision_http1: bool,
     without_filter: bool,
-    ext_authz: Option<Value>,
     patient_connects: bool,
     body_while_paused: Option<bool>,
     manager: Value,
@@ -59,9 +54,7 @@ impl GatewayPlan {
             upstream,
             workers: 2,
             upstream_http2: false,
-            decision_http1: false,
             without_filter: false,
-            ext_authz: None,
             patient_connects: false,
             body_while_paused: None,
             manager: json!({}),
@@ -115,13 +108,6 @@ impl GatewayPlan {
     #[must_use]
     pub fn upstream_http2(mut self) -> Self {
         self.upstream_http2 = true;
-        self
-    }
-
-    /// Speaks HTTP/1.1 to the decision service, in place of the example's HTTP/2.
-    #[must_use]
-    pub fn decision_http1(mut self) -> Self {
-        self.decision_http1 = true;
         self
     }
 
@@ -196,16 +182,11 @@ impl GatewayPlan {
         self
     }
 
-    /// Envoy's own `ext_authz` in the filter's place, from the example's configuration with `changes` merged into it.
-    #[must_use]
-    pub fn ext_authz(mut self, changes: Value) -> Self {
-        self.ext_authz = Some(changes);
-        self
-    }
-
     /// The example's configuration with all of this in it, on ports that the kernel picks.
     pub(super) fn tree(&self) -> Value {
-        let mut tree = example("envoy.yaml");
+        let file = repository().join("examples/envoy/envoy.yaml");
+        let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let mut tree: Value = serde_yaml_ng::from_str(&text).expect("the example is YAML");
         on_free_port(&mut tree["admin"]["address"]["socket_address"]);
         let parts = &mut tree["static_resources"];
         let example = parts["listeners"][0].take();
@@ -220,10 +201,6 @@ impl GatewayPlan {
                     endpoints(cluster, &self.decision);
                     if self.patient_connects {
                         cluster["connect_timeout"] = json!("5s");
-                    }
-                    if self.decision_http1 {
-                        let options = &mut cluster["typed_extension_protocol_options"][HTTP_OPTIONS];
-                        options["explicit_http_config"] = json!({"http_protocol_options": {}});
                     }
                 }
                 Some("upstream") => {
@@ -251,13 +228,6 @@ impl GatewayPlan {
         if self.without_filter {
             filters.retain(|filter| filter["name"] != "portcullis");
         }
-        if let Some(changes) = &self.ext_authz {
-            let mut native = example("ext_authz.yaml");
-            merge(&mut native["http_filter"]["typed_config"], changes.clone());
-            filters[0] = native["http_filter"].take();
-            manager["local_reply_config"] = native["local_reply_config"].take();
-        }
-        let filters = manager["http_filters"].as_array_mut().expect("as above");
         for filter in filters.iter_mut().filter(|filter| filter["name"] == "portcullis") {
             let config = &mut filter["typed_config"]["config"];
             config["vm_config"]["code"]["local"]["filename"] = json!(locate::filter_module());
@@ -288,13 +258,6 @@ impl GatewayPlan {
     }
 }
 
-/// A file of the example.
-fn example(name: &str) -> Value {
-    let file = repository().join("examples/envoy").join(name);
-    let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    serde_yaml_ng::from_str(&text).expect("the example is YAML")
-}
-
 fn on_free_port(socket_address: &mut Value) {
     *socket_address = json!({"address": "127.0.0.1", "port_value": 0});
 }
@@ -309,7 +272,7 @@ fn endpoints(cluster: &mut Value, addresses: &[SocketAddr]) {
 }
 
 fn http2_options() -> Value {
-    json!({HTTP_OPTIONS: {
+    json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
         "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {}}
     }})

@@ -318,17 +318,7 @@ async fn after_five_failures_the_breaker_answers_at_once_and_closes_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_keep_alive_connection_loses_no_request() {
-    stale_connections(GatewayPlan::decision_http1).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stale_http2_connection_loses_no_request() {
-    stale_connections(|plan| plan).await;
-}
-
-/// Each connection to the decision service gives one answer, and then breaks in place of the next.
-async fn stale_connections(change: impl FnOnce(GatewayPlan) -> GatewayPlan) {
-    let world = Scripted::with(strict(), Decision::Admit, |plan| change(plan.workers(1))).await;
+    let world = Scripted::with(strict(), Decision::Admit, |plan| plan.workers(1)).await;
     world.decision.answers_per_connection(1);
     burst(world.gateway.address(), &limited(), 10)
         .await
@@ -344,33 +334,24 @@ async fn stale_connections(change: impl FnOnce(GatewayPlan) -> GatewayPlan) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_connection_is_retried_once_and_not_more() {
-    for http1 in [false, true] {
-        let change = |plan: GatewayPlan| if http1 { plan.decision_http1() } else { plan };
-        let world = Scripted::with(strict(), Decision::Drop, |plan| change(plan.workers(1))).await;
-        refused(&world.gateway.call(&limited()).await, DECISION_UNAVAILABLE);
-        let asked = world.decision.decides();
-        assert_eq!(asked.len(), 2, "{asked:?}");
-        assert_eq!(asked[0]["op"], asked[1]["op"]);
-        assert_eq!(world.upstream.hits(), 0);
-    }
+    let world = Scripted::with(strict(), Decision::Drop, |plan| plan.workers(1)).await;
+    refused(&world.gateway.call(&limited()).await, DECISION_UNAVAILABLE);
+    let asked = world.decision.decides();
+    assert_eq!(asked.len(), 2, "{asked:?}");
+    assert_eq!(asked[0]["op"], asked[1]["op"]);
+    assert_eq!(world.upstream.hits(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rolling_restart_under_load_loses_no_request() {
-    rolling_restart(|plan| plan).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rolling_restart_under_load_loses_no_request_over_http1() {
-    rolling_restart(GatewayPlan::decision_http1).await;
-}
-
-async fn rolling_restart(change: impl FnOnce(GatewayPlan) -> GatewayPlan) {
     let upstream = Upstream::start().await;
     let mut service = Service::start_on(portcullis_wasm_tests::free_port(), generous(), &["--reuse-port"]).await;
     let port = service.address.port();
-    let plan = GatewayPlan::new(strict(), upstream.address).decision(service.address);
-    let mut gateway = change(plan.plugin(crate::backed::patient())).start().await;
+    let mut gateway = GatewayPlan::new(strict(), upstream.address)
+        .decision(service.address)
+        .plugin(crate::backed::patient())
+        .start()
+        .await;
     let address = gateway.address();
     let call = Call::get("/").envelope(&Envelope::owner("o").requests("owner", 1_000_000));
     let (stop, stopped) = tokio::sync::watch::channel(false);
@@ -410,24 +391,6 @@ async fn rolling_restart(change: impl FnOnce(GatewayPlan) -> GatewayPlan) {
     );
     assert_eq!(upstream.hits(), answers.len());
     gateway.assert_sound();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn calls_go_over_http2_as_the_example_says_and_over_http1_where_that_is_configured() {
-    for (http1, version) in [(false, "http2"), (true, "http1")] {
-        let change = |plan: GatewayPlan| if http1 { plan.decision_http1() } else { plan };
-        let world = crate::world::World::with(strict(), generous(), |plan| change(plan.workers(1))).await;
-        let answers = burst(world.gateway.address(), &limited(), 20).await;
-        answers.iter().for_each(served);
-        let connections = |version: &str| format!("cluster.portcullis.upstream_cx_{version}_total");
-        assert!(world.gateway.envoy_stat(&connections(version)).await > 0, "{version}");
-        let total = world.gateway.envoy_stat("cluster.portcullis.upstream_cx_total").await;
-        assert_eq!(
-            world.gateway.envoy_stat(&connections(version)).await,
-            total,
-            "{version}"
-        );
-    }
 }
 
 fn generous() -> Value {

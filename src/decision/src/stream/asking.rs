@@ -204,7 +204,6 @@ impl Stream {
                     dispatched_ms: now_ms,
                     has_left: false,
                     retried: false,
-                    redials: false,
                 };
                 self.is_paused = true;
                 self.dispatch(deciding, now_ms, effects);
@@ -262,19 +261,6 @@ impl Stream {
         effects
     }
 
-    /// The tick after [`Effect::Redial`].
-    pub fn on_redial(&mut self, now_ms: u64) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        match core::mem::take(&mut self.state) {
-            State::Deciding(mut deciding) if deciding.redials => {
-                deciding.redials = false;
-                self.dispatch(*deciding, now_ms, &mut effects);
-            }
-            other => self.state = other,
-        }
-        effects
-    }
-
     /// A callout of this stream has ended.
     pub fn on_callout_answer(
         &mut self,
@@ -305,15 +291,7 @@ impl Stream {
         if connection_failed && !deciding.retried && left_ms >= LEAST_RETRY_MS {
             deciding.retried = true;
             deciding.request.retry = true;
-            if gatehouse.ticks() {
-                // A host that reports a broken HTTP/2 connection is still inside of it: a call from here would be put on that
-                // same connection.
-                deciding.redials = true;
-                self.state = State::Deciding(deciding);
-                effects.push(Effect::Redial);
-            } else {
-                self.dispatch(*deciding, now_ms, &mut effects);
-            }
+            self.dispatch(*deciding, now_ms, &mut effects);
         } else {
             self.undecided(gatehouse, &deciding, now_ms, &mut effects);
         }

@@ -265,35 +265,6 @@ fn a_connection_that_failed_is_tried_once_more_as_the_same_operation() {
 }
 
 #[test]
-fn where_the_host_ticks_the_second_call_waits_for_the_next_tick() {
-    let mut run = Run::closed();
-    run.gatehouse = run.gatehouse.with_ticks(true);
-    run.limited(0).answer(50, Some(503), "");
-    assert!(run.effects.contains(&Effect::Redial) && !run.dispatched());
-    assert!(run.stream.is_held());
-    run.effects = run.stream.on_redial(60);
-    let Some(Effect::Dispatch(second)) = run.effects.first().cloned() else {
-        panic!("no second call: {:?}", run.effects)
-    };
-    assert_eq!(second.timeout_ms, TIMEOUT_MS - 60);
-    assert_eq!(run.stream.on_redial(80), [], "once");
-    run.answer(90, Some(503), "");
-    assert_eq!((run.dispatched(), run.reply()), (false, degraded()));
-
-    // What ends, or passes its deadline, before that tick calls nobody.
-    run.next_stream();
-    run.limited(1_000)
-        .answer(1_050, None, "")
-        .clock(1_000 + TIMEOUT_MS + DEADLINE_SLACK_MS);
-    assert_eq!(run.reply(), degraded());
-    assert_eq!(run.stream.on_redial(1_300), []);
-    run.next_stream();
-    run.limited(2_000).answer(2_050, None, "").end(2_060);
-    assert_eq!(run.stream.on_redial(2_070), []);
-    assert!(run.told(2_100).contains("cancels"));
-}
-
-#[test]
 fn a_dispatch_that_the_host_refuses_is_an_answer() {
     let mut run = Run::closed();
     let headers = [

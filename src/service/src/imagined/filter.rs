@@ -104,29 +104,21 @@ impl ImaginedFilter {
             effects.extend(stream.on_body_end(house, host, now_ms));
         }
         let mut at = 0;
-        // A second try is one more call, at the next tick.
+        // A retry is one more call.
         while let Some(effect) = effects.get_mut(at) {
-            match effect {
-                Effect::Dispatch(callout) => {
-                    let asked = std::mem::take(&mut callout.body);
-                    let answer = self.service.decide(&asked, now_ms, witness.as_deref_mut());
-                    effects.extend(stream.on_dispatched());
-                    let answer = CalloutAnswer {
-                        status: Some(answer.status),
-                        body: Some(&answer.body),
-                    };
-                    effects.extend(stream.on_callout_answer(&mut self.gatehouse, &mut self.host, answer, now_ms));
-                }
-                Effect::Redial => effects.extend(stream.on_redial(now_ms)),
-                _ => {}
+            if let Effect::Dispatch(callout) = effect {
+                let asked = std::mem::take(&mut callout.body);
+                let answer = self.service.decide(&asked, now_ms, witness.as_deref_mut());
+                effects.extend(stream.on_dispatched());
+                let answer = CalloutAnswer {
+                    status: Some(answer.status),
+                    body: Some(&answer.body),
+                };
+                effects.extend(stream.on_callout_answer(&mut self.gatehouse, &mut self.host, answer, now_ms));
             }
             at = at.saturating_add(1);
         }
-        if let Some((_, deadline_ms)) = stream.wait() {
-            // Whatever it waits for doesn't come: the filter's own deadline is the end of that.
-            effects.extend(stream.on_clock(&mut self.gatehouse, deadline_ms));
-        }
-        effects.retain(|effect| !matches!(effect, Effect::Dispatch(_) | Effect::Redial));
+        effects.retain(|effect| !matches!(effect, Effect::Dispatch(_)));
         Exchange { effects, stream }
     }
 
