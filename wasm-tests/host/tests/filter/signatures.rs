@@ -139,7 +139,10 @@ fn without_the_hosts_own_clock_that_of_wasi_counts_and_without_both_nothing_is_t
 fn names_as_the_client_wrote_them_are_the_same_envelope() {
     let value = signature(&ENVELOPE, "k1", WALL_START_S);
     let mut host = TestHost::new(Personality::WASMX);
-    host.configure(&signing("reject").to_string()).expect("no faults");
+    let mut configuration = signing("reject");
+    // This host has no clusters.
+    configuration["decision"]["upstream"] = json!("127.0.0.1:8181");
+    host.configure(&configuration.to_string()).expect("no faults");
     let mut lines = ENVELOPE;
     lines[4].0 = "X-Admission-Owner-ID";
     let mut lines = lines.to_vec();
