@@ -10,6 +10,9 @@ use crate::{locate, repository};
 /// Route header that selects the route matched by a header.
 const ROUTE_HEADER: &str = "x-route";
 
+/// The key of a cluster's protocol.
+const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+
 /// What to start.
 pub struct GatewayPlan {
     /// Listener name and plugin configuration; the first one is the example's own listener.
@@ -19,6 +22,7 @@ pub struct GatewayPlan {
     pub(super) workers: u32,
     upstream_http2: bool,
     without_filter: bool,
+    ext_authz: Option<Value>,
     patient_connects: bool,
     body_while_paused: Option<bool>,
     manager: Value,
@@ -55,6 +59,7 @@ impl GatewayPlan {
             workers: 2,
             upstream_http2: false,
             without_filter: false,
+            ext_authz: None,
             patient_connects: false,
             body_while_paused: None,
             manager: json!({}),
@@ -182,11 +187,16 @@ impl GatewayPlan {
         self
     }
 
+    /// Envoy's own `ext_authz` in the filter's place, from the example's configuration with `changes` merged into it.
+    #[must_use]
+    pub fn ext_authz(mut self, changes: Value) -> Self {
+        self.ext_authz = Some(changes);
+        self
+    }
+
     /// The example's configuration with all of this in it, on ports that the kernel picks.
     pub(super) fn tree(&self) -> Value {
-        let file = repository().join("examples/envoy/envoy.yaml");
-        let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        let mut tree: Value = serde_yaml_ng::from_str(&text).expect("the example is YAML");
+        let mut tree = example("envoy.yaml");
         on_free_port(&mut tree["admin"]["address"]["socket_address"]);
         let parts = &mut tree["static_resources"];
         let example = parts["listeners"][0].take();
@@ -228,6 +238,13 @@ impl GatewayPlan {
         if self.without_filter {
             filters.retain(|filter| filter["name"] != "portcullis");
         }
+        if let Some(changes) = &self.ext_authz {
+            let mut native = example("ext_authz.yaml");
+            merge(&mut native["http_filter"]["typed_config"], changes.clone());
+            filters[0] = native["http_filter"].take();
+            manager["local_reply_config"] = native["local_reply_config"].take();
+        }
+        let filters = manager["http_filters"].as_array_mut().expect("as above");
         for filter in filters.iter_mut().filter(|filter| filter["name"] == "portcullis") {
             let config = &mut filter["typed_config"]["config"];
             config["vm_config"]["code"]["local"]["filename"] = json!(locate::filter_module());
@@ -258,6 +275,13 @@ impl GatewayPlan {
     }
 }
 
+/// A file of the example.
+fn example(name: &str) -> Value {
+    let file = repository().join("examples/envoy").join(name);
+    let text = std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    serde_yaml_ng::from_str(&text).expect("the example is YAML")
+}
+
 fn on_free_port(socket_address: &mut Value) {
     *socket_address = json!({"address": "127.0.0.1", "port_value": 0});
 }
@@ -272,7 +296,7 @@ fn endpoints(cluster: &mut Value, addresses: &[SocketAddr]) {
 }
 
 fn http2_options() -> Value {
-    json!({"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+    json!({HTTP_OPTIONS: {
         "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {}}
     }})
