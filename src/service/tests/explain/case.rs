@@ -8,8 +8,8 @@ use std::process::Command;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// What hosts add to every reply.
-const OF_THE_HOST: [&str; 4] = ["content-length", "date", "server", "x-request-id"];
+/// What hosts add to replies. Envoy ends an HTTP/1.1 connection on which it has answered 400.
+const OF_THE_HOST: [&str; 5] = ["connection", "content-length", "date", "server", "x-request-id"];
 /// Names that end so carry figures that depend on the moment.
 const MOMENTARY: [&str; 3] = ["retry-after", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"];
 
