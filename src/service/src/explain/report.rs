@@ -57,7 +57,7 @@ pub struct DecidedBy {
     pub why: String,
 }
 
-/// A reply as it is on the wire, but for what the host adds to every one (`date`, `server`, `content-length`).
+/// A reply as it is on the wire, but for what the host adds (`date`, `server`, `content-length`, `connection`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WireReply {
     /// The HTTP status.
