@@ -16,7 +16,7 @@ pub(crate) const OP_TIMEOUT_MS: u64 = 400;
 /// What the filter waits for the service: several operations that all time out still leave it time to say so.
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(2_000);
 /// What a busy machine may add to an answer.
-const SLACK: Duration = Duration::from_millis(1_500);
+const SLACK: Duration = Duration::from_millis(2_500);
 
 pub(crate) const LIMITER_UNAVAILABLE: Refusal = degraded("limiter_unavailable");
 pub(crate) const POLICY_UNAVAILABLE: Refusal = degraded("policy_unavailable");

@@ -12,7 +12,7 @@ use crate::llm_world::{DEFAULT_OUTPUT, Llm, PLENTY, begun, chat, left, tokens};
 
 /// Of the bodies here.
 const BODY_TIMEOUT: Duration = Duration::from_millis(700);
-const SLACK: Duration = Duration::from_millis(1_300);
+const SLACK: Duration = Duration::from_millis(2_500);
 const CHAT: &str = "/v1/chat/completions";
 
 fn hasty() -> Value {

@@ -16,7 +16,7 @@ use crate::stores::eventually;
 use crate::wire;
 
 /// How long an answer to a settlement may take, on a loaded machine.
-const SOON: Duration = Duration::from_millis(400);
+const SOON: Duration = Duration::from_secs(3);
 /// What [`bill`] costs: 600 tokens of 2.5 micro-dollars, 400 cached ones of 1.25, and 10 of 10.
 const COST: u64 = 2_100;
 

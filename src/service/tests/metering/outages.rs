@@ -12,7 +12,7 @@ use crate::process::Service;
 use crate::stores::eventually;
 
 /// The budget of a request, and what a loaded machine may add.
-const SOON: Duration = Duration::from_millis(400);
+const SOON: Duration = Duration::from_secs(3);
 
 fn is_bypassed(answer: &Value) -> bool {
     answer["bypassed"] == json!([{"class": "metering_unavailable", "gate": "metering"}])

@@ -117,7 +117,7 @@ async fn a_reply_that_never_comes_is_a_timeout_counted_once_and_given_back() {
     let start = Instant::now();
     let fault = limiter.charge(&one(1, 10), SLOT_TTL, within(150)).await.unwrap_err();
     assert_eq!(fault, StoreFault::Timeout);
-    assert!(start.elapsed() < Duration::from_millis(400), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!(store.number(&["GET", COUNTER]).await, 1);
     // From here on every reply of that connection answers an earlier question: none may be taken for another's.
     let mut refunded = false;
