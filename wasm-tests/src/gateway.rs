@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub use plan::GatewayPlan;
+pub use plan::{GatewayPlan, merge};
 
 use crate::process::{Process, free_port, json_lines};
 use crate::{Answer, Call, Connection, DEADLINE, locate, until};

@@ -30,7 +30,7 @@ pub use client::{Answer, Call, Connection};
 pub use clients::PythonClient;
 pub use decision::{Decision, FakeDecision};
 pub use envelope::Envelope;
-pub use gateway::{Gateway, GatewayPlan};
+pub use gateway::{Gateway, GatewayPlan, merge};
 pub use http2::{Http2, OpenStream};
 pub use locate::{filter_module, filter_module_sha256, portcullis, repository};
 pub use process::{closed_port, free_port};

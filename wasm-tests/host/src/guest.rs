@@ -36,7 +36,7 @@ impl Guest {
         let mut linker = Linker::new(engine);
         imports::define(&mut linker).expect("each host call is defined once");
         for import in module.imports() {
-            let is_linked = import.module() != imports::ENV || personality.links.contains(&import.name());
+            let is_linked = import.module() != imports::ENV || personality.links.contains(import.name());
             let known = is_linked && linker.get_by_import(&mut store, &import).is_some();
             assert!(
                 known,

@@ -36,6 +36,7 @@ pub use driver::{Rejected, TestHost};
 pub use fault::{Call, Faults, status};
 pub use headers::{Headers, first, headers, parse, serialize};
 pub use ledger::{Ledger, Spent, Tally};
+pub use links::Links;
 pub use module::{filter_module, filter_module_sha256};
 pub use personality::{AfterTrap, Configures, End, EndOfHeaders, Personality, RequestBody, Upstreams};
 pub use shared_data::{Meddle, SharedData, SharedDataKind};

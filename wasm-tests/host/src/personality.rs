@@ -4,7 +4,7 @@
 //! Left out on purpose: what no module can notice (which runtime it is, how workers are started), and what this module
 //! does not ask for (properties, single headers).
 
-use crate::links;
+use crate::links::{self, Links};
 use crate::shared_data::SharedDataKind;
 
 /// What a host calls at the end of a stream.
@@ -79,7 +79,7 @@ pub struct Personality {
     /// Its name.
     pub name: &'static str,
     /// The calls of `env` that it links: a module that imports another one does not load.
-    pub links: &'static [&'static str],
+    pub links: Links,
     /// Names in header maps are lower case, however the client wrote them.
     pub lower_case_names: bool,
     /// `proxy_on_vm_start` is called.
@@ -128,7 +128,7 @@ impl Personality {
     /// Envoy 1.40 with `allow_on_headers_stop_iteration`.
     pub const ENVOY: Self = Self {
         name: "Envoy",
-        links: &links::ENVOY,
+        links: links::ENVOY,
         lower_case_names: true,
         starts_vm: true,
         configures: Configures::AtLoad,
@@ -162,7 +162,7 @@ impl Personality {
     /// Kong with `WasmX`.
     pub const WASMX: Self = Self {
         name: "WasmX",
-        links: &links::WASMX,
+        links: links::WASMX,
         lower_case_names: false,
         traps_at_second_tick_period: true,
         end_of_headers: EndOfHeaders::Never,
@@ -181,7 +181,7 @@ impl Personality {
     /// APISIX with `wasm-nginx-module`.
     pub const APISIX: Self = Self {
         name: "APISIX",
-        links: &links::APISIX,
+        links: links::APISIX,
         starts_vm: false,
         configures: Configures::InRequests,
         ticks: false,

@@ -302,7 +302,8 @@ fn http2_options() -> Value {
     }})
 }
 
-fn merge(into: &mut Value, changes: Value) {
+/// Writes `changes` over a configuration: objects key by key, anything else whole.
+pub fn merge(into: &mut Value, changes: Value) {
     match (into, changes) {
         (Value::Object(into), Value::Object(changes)) => {
             for (key, value) in changes {

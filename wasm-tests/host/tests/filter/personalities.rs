@@ -31,7 +31,7 @@ fn every_host_links_what_the_module_imports_and_not_what_other_modules_break_on(
         TestHost::new(personality);
     }
     for missing in ["proxy_get_metric", "proxy_get_log_level"] {
-        assert!(!Personality::APISIX.links.contains(&missing), "APISIX links {missing}");
+        assert!(!Personality::APISIX.links.contains(missing), "APISIX links {missing}");
     }
 }
 

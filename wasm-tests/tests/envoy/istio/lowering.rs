@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use portcullis_wasm_tests::{filter_module, repository};
+use portcullis_wasm_tests::{filter_module, merge, repository};
 use serde_json::{Value, json};
 
 pub(super) const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm";
@@ -165,16 +165,5 @@ fn failure_policy(spec: &Value) -> &'static str {
         Some("FAIL_RELOAD") => "FAIL_RELOAD",
         Some("FAIL_OPEN") => "FAIL_OPEN",
         Some(other) => panic!("Istio does not know the strategy {other}"),
-    }
-}
-
-fn merge(into: &mut Value, changes: Value) {
-    match (into, changes) {
-        (Value::Object(into), Value::Object(changes)) => {
-            for (key, value) in changes {
-                merge(into.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (into, value) => *into = value,
     }
 }
