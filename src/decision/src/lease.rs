@@ -43,16 +43,21 @@ const ORPHANED_MS: u64 = 1_000;
 /// worker whose monotonic clock fails goes on with the wall clock.
 const LONGEST_MS: u64 = 60_000;
 
-/// The host's memory, which all workers share. Slots are numbered; a slot's version changes with every write.
+/// The host's memory, which all workers share. Slots are numbered; a slot's version changes with every write. As the
+/// methods are given, there is no such memory, and every decision is exact.
 pub trait SharedMemory {
     /// The value of a slot and its version; `Ok(None)` if there is none.
     ///
     /// # Errors
     /// The host has no such memory.
-    fn get(&mut self, slot: u64) -> Result<Option<(Vec<u8>, u32)>, NoMemory>;
+    fn get(&mut self, _slot: u64) -> Result<Option<(Vec<u8>, u32)>, NoMemory> {
+        Err(NoMemory)
+    }
 
     /// Replaces a slot's value if its version is still this one; 0 for a slot without a value.
-    fn set(&mut self, slot: u64, value: &[u8], version: u32) -> Written;
+    fn set(&mut self, _slot: u64, _value: &[u8], _version: u32) -> Written {
+        Written::Refused
+    }
 }
 
 /// What a host is asked for in the middle of an event.

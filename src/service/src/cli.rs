@@ -190,6 +190,9 @@ pub struct RequestArguments {
     /// A header, "name: value"; again for each
     #[arg(long = "header", short = 'H', value_name = "HEADER")]
     pub headers: Vec<String>,
+    /// The envelope's prefix
+    #[arg(long, value_name = "PREFIX", default_value = "x-admission-")]
+    pub prefix: String,
 }
 
 /// A key on the command line.
@@ -212,9 +215,6 @@ pub struct SignArguments {
     /// The request
     #[command(flatten)]
     pub request: RequestArguments,
-    /// The envelope's prefix
-    #[arg(long, value_name = "PREFIX", default_value = "x-admission-")]
-    pub prefix: String,
     /// The time to sign, in seconds since 1970, instead of now
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..1_000_000_000_000))]
     pub at: Option<u64>,
@@ -235,9 +235,6 @@ pub struct VerifyArguments {
     /// The request
     #[command(flatten)]
     pub request: RequestArguments,
-    /// The envelope's prefix
-    #[arg(long, value_name = "PREFIX", default_value = "x-admission-")]
-    pub prefix: String,
     /// For how long a signature holds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub max_age_s: u64,

@@ -6,7 +6,6 @@
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 use std::{env, fs, io};
 
 use portcullis_decision::config::FilterConfig;
@@ -18,6 +17,7 @@ use portcullis_decision::signature::{
 
 use crate::check::FAULTY;
 use crate::cli::{EnvelopeCommand, KeyArguments, RequestArguments, SignArguments, VerifyArguments};
+use crate::unix_s;
 
 /// The environment variable that may hold a secret.
 const SECRET_VARIABLE: &str = "PORTCULLIS_ENVELOPE_SECRET";
@@ -89,10 +89,10 @@ fn header(line: &str) -> Result<(&[u8], &[u8]), Fault> {
 
 fn signed(arguments: &SignArguments) -> Result<String, Fault> {
     let asked = Asked::of(&arguments.request)?;
-    let (prefix, (id, secret)) = (&arguments.prefix.to_ascii_lowercase(), key(&arguments.key)?);
+    let (prefix, (id, secret)) = (&arguments.request.prefix.to_ascii_lowercase(), key(&arguments.key)?);
     let at_s = match arguments.at {
         Some(at_s) => at_s,
-        None => now_s().ok_or("the clock of this machine stands before 1970: give --at")?,
+        None => unix_s().ok_or("the clock of this machine stands before 1970: give --at")?,
     };
     let twice = |Twice(name)| format!("{name} stands twice: what would be refused is not signed");
     if arguments.message {
@@ -115,7 +115,7 @@ impl Terms {
         let Some(file) = &arguments.config else {
             let (id, secret) = key(&arguments.key)?;
             return Ok(Self {
-                prefix: arguments.prefix.to_ascii_lowercase(),
+                prefix: arguments.request.prefix.to_ascii_lowercase(),
                 signatures: Signatures::new(vec![(id.to_owned(), secret)], arguments.max_age_s),
                 needs_org: false,
             });
@@ -138,7 +138,7 @@ impl Terms {
 fn verified(arguments: &VerifyArguments) -> Result<Result<String, String>, Fault> {
     let asked = Asked::of(&arguments.request)?;
     let terms = Terms::of(arguments)?;
-    let now_s = arguments.at.or_else(now_s);
+    let now_s = arguments.at.or_else(unix_s);
     let (key, at_s) = match terms.signatures.check(&terms.prefix, asked.request(), || now_s) {
         Err(untrusted) => return Ok(Err(format!("ENVELOPE_UNTRUSTED: {untrusted}"))),
         Ok(Standing::Bare) => {
@@ -166,13 +166,6 @@ fn verified(arguments: &VerifyArguments) -> Result<Result<String, String>, Fault
             Ok(format!("valid: signed by {key}, {when}"))
         }
     })
-}
-
-fn now_s() -> Option<u64> {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .ok()
-        .map(|since| since.as_secs())
 }
 
 /// The key that the arguments and the environment name.

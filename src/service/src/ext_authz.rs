@@ -5,7 +5,7 @@
 //! can't keep is refused with the configuration, or stands in `portcullis_decision::ext_authz`.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::request::Parts;
@@ -15,7 +15,7 @@ use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::config::{FilterConfig, LimitHeaders};
 use portcullis_decision::ext_authz::{CHECK_PATH, REMOVED_HEADERS, Slots, is_grpc, told, with_bypass, without_slots};
 use portcullis_decision::gatehouse::{Effect, Gatehouse};
-use portcullis_decision::lease::{Host, NoMemory, SharedMemory, Written};
+use portcullis_decision::lease::{Host, SharedMemory};
 use portcullis_decision::log_line::{Level, LogLine};
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::reply::{Refusal, Reply};
@@ -30,7 +30,7 @@ use crate::decide::Decider;
 use crate::logs::Journal;
 use crate::metrics::Metrics;
 use crate::outliving::Outliving;
-use crate::{locked, millis_since};
+use crate::{locked, millis_since, unix_s};
 
 /// How often it is looked for what time alone brings about: lines that were held back, and the gauge.
 const TICK: Duration = Duration::from_millis(200);
@@ -62,15 +62,7 @@ struct Outcome {
 /// Random bits of the operating system; no memory, since nothing is leased.
 struct System;
 
-impl SharedMemory for System {
-    fn get(&mut self, _: u64) -> Result<Option<(Vec<u8>, u32)>, NoMemory> {
-        Err(NoMemory)
-    }
-
-    fn set(&mut self, _: u64, _: &[u8], _: u32) -> Written {
-        Written::Refused
-    }
-}
+impl SharedMemory for System {}
 
 impl Host for System {
     fn random(&mut self) -> Option<[u8; 16]> {
@@ -79,8 +71,7 @@ impl Host for System {
     }
 
     fn unix_s(&mut self) -> Option<u64> {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        since.ok().map(|since| since.as_secs())
+        unix_s()
     }
 }
 

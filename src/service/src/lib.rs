@@ -44,7 +44,7 @@ pub mod settle;
 pub mod unmetered;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
@@ -60,6 +60,12 @@ fn after(instant: Instant, duration: Duration) -> Instant {
         .checked_add(duration)
         .or_else(|| instant.checked_add(day))
         .unwrap_or(instant)
+}
+
+/// Seconds since 1970 by the wall clock; `None` if that is set to before.
+fn unix_s() -> Option<u64> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.ok().map(|since| since.as_secs())
 }
 
 /// Whole milliseconds since `epoch`, on the monotonic clock.

@@ -2,7 +2,7 @@
 
 use portcullis_decision::config::FilterConfig;
 use portcullis_decision::gatehouse::{Effect, Gatehouse};
-use portcullis_decision::lease::{Host, NoMemory, SharedMemory, Written};
+use portcullis_decision::lease::{Host, SharedMemory};
 use portcullis_decision::stream::{CalloutAnswer, Header, RequestHead, Stream};
 use serde_json::Value;
 
@@ -11,15 +11,7 @@ use super::{Gateway, Outcome, Service, filter};
 /// A host with random bits and no memory: every decision is exact.
 struct Alone([u8; 16]);
 
-impl SharedMemory for Alone {
-    fn get(&mut self, _: u64) -> Result<Option<(Vec<u8>, u32)>, NoMemory> {
-        Err(NoMemory)
-    }
-
-    fn set(&mut self, _: u64, _: &[u8], _: u32) -> Written {
-        Written::Refused
-    }
-}
+impl SharedMemory for Alone {}
 
 impl Host for Alone {
     fn random(&mut self) -> Option<[u8; 16]> {

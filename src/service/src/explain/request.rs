@@ -45,29 +45,27 @@ pub fn header(option: &str, text: &str) -> Result<Option<(String, String)>, Stri
         (Some((name, value)), _) => (name, Some(value.trim()).filter(|value| !value.is_empty())),
         (None, Some(name)) => (name, Some("")),
         (None, None) => {
-            let first: String = text
-                .split_whitespace()
-                .next()
-                .unwrap_or_default()
-                .chars()
-                .take(40)
-                .collect();
+            let first = first_word(text);
             return Err(format!("{option} {first:?} must be \"Name: value\": it has no colon"));
         }
     };
     let name = name.trim().to_ascii_lowercase();
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(is_token) {
-        let shown: String = name
-            .split_whitespace()
-            .next()
-            .unwrap_or_default()
-            .chars()
-            .take(40)
-            .collect();
+        let shown = first_word(&name);
         return Err(format!("{option} {shown:?} is no name of a header"));
     }
     Ok(value.map(|value| (name, value.to_owned())))
+}
+
+/// What may be shown of a text that may hold a credential.
+fn first_word(text: &str) -> String {
+    text.split_whitespace()
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .take(40)
+        .collect()
 }
 
 impl Request {

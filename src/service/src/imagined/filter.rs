@@ -5,7 +5,7 @@
 
 use portcullis_decision::config::FilterConfig;
 use portcullis_decision::gatehouse::{Callout, Effect, Gatehouse};
-use portcullis_decision::lease::{Host, NoMemory, SharedMemory, Written};
+use portcullis_decision::lease::{Host, SharedMemory};
 use portcullis_decision::reply::Reply;
 use portcullis_decision::stream::{CalloutAnswer, Header, RequestHead, Stream};
 
@@ -18,15 +18,7 @@ struct Numbered {
     now_ms: u64,
 }
 
-impl SharedMemory for Numbered {
-    fn get(&mut self, _: u64) -> Result<Option<(Vec<u8>, u32)>, NoMemory> {
-        Err(NoMemory)
-    }
-
-    fn set(&mut self, _: u64, _: &[u8], _: u32) -> Written {
-        Written::Refused
-    }
-}
+impl SharedMemory for Numbered {}
 
 impl Host for Numbered {
     fn random(&mut self) -> Option<[u8; 16]> {
