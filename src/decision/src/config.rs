@@ -15,12 +15,14 @@ pub mod schema;
 mod section;
 mod service;
 mod signature;
+mod tracing;
 
 pub use faults::{Fault, Faults};
 pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};
 pub use policy_file::parse_policy_file;
 pub use rule_file::{SHIPPED_RULES, parse_rule_file};
 pub use service::{Environment, LimiterConfig, MeteringConfig, PolicyConfig, ServiceConfig, StoreUrl, Tiers};
+pub use tracing::TracingConfig;
 
 use alloc::string::String;
 use core::fmt;

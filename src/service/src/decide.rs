@@ -35,11 +35,14 @@ use crate::metering::watched::WatchedMeter;
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::policy::cache::PolicyCache;
+use crate::spans::{Arrival, Spans, Traced};
 use crate::unmetered::UnmeteredJournal;
 use crate::{after, locked, millis_since};
 
 mod metered;
 mod told;
+
+use told::About;
 
 /// What a budget has to leave beside one store operation, in milliseconds.
 const BUDGET_SLACK_MS: u64 = 20;
@@ -71,6 +74,7 @@ pub struct Decider {
     allowances: Mutex<Allowances>,
     pub(crate) launches: Mutex<Launches>,
     pub(crate) leases: LeaseDesk,
+    spans: Spans,
     epoch: Instant,
     short_budget_is_told: AtomicBool,
 }
@@ -112,6 +116,7 @@ impl Decider {
             allowances: Mutex::default(),
             launches: Mutex::default(),
             leases: LeaseDesk::default(),
+            spans: Spans::default(),
             epoch: Instant::now(),
             short_budget_is_told: AtomicBool::new(false),
             metrics,
@@ -133,6 +138,13 @@ impl Decider {
                 Arc::clone(journal),
             )
         });
+        self
+    }
+
+    /// With these spans.
+    #[must_use]
+    pub fn with_spans(mut self, spans: Spans) -> Self {
+        self.spans = spans;
         self
     }
 
@@ -180,11 +192,14 @@ impl Decider {
         self.limiter.as_ref()
     }
 
-    /// Decides a request that arrived at `arrived`. A repetition of an operation under way gets its answer.
-    pub async fn decide(&self, request: &DecideRequest, arrived: Instant) -> DecideAnswer {
+    /// Decides a request that arrived then. A repetition of an operation under way gets its answer, and is not traced.
+    pub async fn decide(&self, request: &DecideRequest, arrival: impl Into<Arrival>) -> DecideAnswer {
+        let arrival = arrival.into();
         match self.flights.board(request.op) {
             Seat::Pilot(pilot) => {
-                let (answer, gave_back) = self.evaluate(request, arrived).await;
+                let traced = self.spans.begin(&arrival, request);
+                let (answer, gave_back) = self.evaluate(request, arrival.at, &traced).await;
+                traced.end(&answer.verdict);
                 pilot.land(&answer, gave_back);
                 answer
             }
@@ -196,7 +211,7 @@ impl Decider {
     }
 
     /// The answer, and whether something was or will be given back.
-    async fn evaluate(&self, request: &DecideRequest, arrived: Instant) -> (DecideAnswer, bool) {
+    async fn evaluate(&self, request: &DecideRequest, arrived: Instant, traced: &Traced) -> (DecideAnswer, bool) {
         self.warn_of_a_short_budget(request);
         let deadline = after(arrived, Duration::from_millis(request.budget_ms));
         let mut allow = |class: FailureClass, choice: Choice| {
@@ -213,7 +228,7 @@ impl Decider {
         let verdict = loop {
             match evaluation.step(&mut allow) {
                 Step::Charge(plan) => {
-                    let answer = self.charge(&plan, deadline, &mut gave_back).await;
+                    let answer = self.charge(&plan, deadline, &mut gave_back, traced).await;
                     evaluation.charged(answer, &mut allow);
                 }
                 Step::Policy {
@@ -223,13 +238,16 @@ impl Decider {
                 } => {
                     let (provider_of, price_of) = (provider_of.as_deref(), price_of.as_deref());
                     let view = match &self.policy {
-                        Some(policy) => policy.view(&org, provider_of, price_of, deadline).await,
+                        Some(policy) => {
+                            let view = policy.view(&org, provider_of, price_of, deadline);
+                            traced.asked("policy.view", Dependency::Policy, view).await
+                        }
                         None => PolicyView::UNAVAILABLE,
                     };
                     evaluation.policy(view);
                 }
                 Step::Meter(plan) => {
-                    let answer = self.meter_a_run(&plan, deadline, &mut gave_back).await;
+                    let answer = self.meter_a_run(&plan, deadline, &mut gave_back, traced).await;
                     evaluation.metered(answer, &this_month(), &mut allow);
                 }
                 Step::Launch { org, per_minute, burst } => {
@@ -241,7 +259,7 @@ impl Decider {
                         Launch::Cancelled => break NO_ANSWER,
                     }
                 }
-                Step::GiveBack(taken) => gave_back |= self.give_back_taken(request.op, taken, deadline).await,
+                Step::GiveBack(taken) => gave_back |= self.give_back_taken(request.op, taken, deadline, traced).await,
                 Step::Done(verdict) => break verdict,
             }
         };
@@ -256,10 +274,10 @@ impl Decider {
         }
         // What is fetched ahead is no request's verdict.
         if !is_ahead {
-            self.decided(request, &verdict, arrived);
+            self.decided(request, &verdict, arrived, traced.trace_id());
             self.journal_unmetered(request, &verdict);
             if let Some(model) = evaluation.unpriced_model() {
-                self.tell_of_no_price(request, model);
+                self.tell_of_no_price(request, model, traced.trace_id());
             }
         }
         (
@@ -271,11 +289,11 @@ impl Decider {
         )
     }
 
-    /// Counts and tells a verdict on what arrived at `arrived`.
-    pub(crate) fn decided(&self, request: &DecideRequest, verdict: &Verdict, arrived: Instant) {
+    /// Counts and tells a verdict on what arrived at `arrived`, in this trace.
+    pub(crate) fn decided(&self, request: &DecideRequest, verdict: &Verdict, arrived: Instant, trace_id: Option<&str>) {
         self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
         self.metrics.verdict(verdict);
-        self.tell(request, verdict);
+        self.tell(About { request, trace_id }, verdict);
     }
 
     /// Nobody waits for this decision any more: what it took, or will take, is given back.
@@ -286,7 +304,13 @@ impl Decider {
         }
     }
 
-    async fn charge(&self, plan: &ChargePlan, deadline: Instant, gave_back: &mut bool) -> LimiterAnswer {
+    async fn charge(
+        &self,
+        plan: &ChargePlan,
+        deadline: Instant,
+        gave_back: &mut bool,
+        traced: &Traced,
+    ) -> LimiterAnswer {
         let Some(limiter) = &self.limiter else {
             return LimiterAnswer::NoLimiter;
         };
@@ -294,7 +318,8 @@ impl Decider {
             self.metrics.dependency_error(Dependency::Limiter, "budget_spent");
             return LimiterAnswer::Unavailable;
         }
-        match limiter.charge(plan, deadline).await {
+        let charged = limiter.charge(plan, deadline);
+        match traced.asked("limiter.charge", Dependency::Limiter, charged).await {
             Ok(charged) => LimiterAnswer::Charged(charged),
             Err(fault) => {
                 if fault.may_have_happened() {

@@ -41,6 +41,8 @@ pub mod replay;
 pub mod schema;
 pub mod serve;
 pub mod settle;
+pub mod spans;
+mod tls;
 pub mod unmetered;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -68,6 +68,7 @@ pub struct Metrics {
     pub bills_of_holds: Counter,
     /// Bills of models that have no price.
     pub unpriced: Counter,
+    spans: Family<Labels<1>, Counter>,
     checks: Family<Vec<(&'static str, String)>, Counter>,
     enforcing: Family<Vec<(&'static str, String)>, Gauge>,
     build_info: Family<Vec<(&'static str, String)>, Gauge<i64, std::sync::atomic::AtomicI64>>,
@@ -102,6 +103,7 @@ impl Default for Metrics {
             bills_dropped: Counter::default(),
             bills_of_holds: Counter::default(),
             unpriced: Counter::default(),
+            spans: Family::default(),
             checks: Family::default(),
             enforcing: Family::default(),
             build_info: Family::default(),
@@ -236,6 +238,11 @@ impl Metrics {
             self.unpriced.clone(),
         );
         registry.register(
+            "spans",
+            "Spans of decisions: sent, lost by a collector that did not take them, dropped for want of room",
+            self.spans.clone(),
+        );
+        registry.register(
             "ext_authz",
             "What became of guarded requests that Envoy's ext_authz asked about, by the names of the filter's counters",
             self.checks.clone(),
@@ -278,6 +285,11 @@ impl Metrics {
         self.enforcing
             .get_or_create(&vec![("rules", rules.to_owned())])
             .set(i64::from(is));
+    }
+
+    /// Counts what became of spans: `sent`, `lost` by a collector that did not take them, `dropped` for want of room.
+    pub fn spans(&self, outcome: &'static str, by: u64) {
+        self.spans.get_or_create(&[("outcome", outcome)]).inc_by(by);
     }
 
     /// Counts what became of a lease that was asked for.

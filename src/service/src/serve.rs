@@ -23,12 +23,16 @@ use crate::metering::{Cancel, Meter};
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::readiness::Readiness;
+use crate::spans::Spans;
+use crate::spans::export::Collector;
 use crate::{after, connections, policy};
 
 /// How long the end may take: what is under way is answered, and what has to be given back is.
 const GRACE: Duration = Duration::from_secs(10);
 /// How long a limiter that doesn't answer may hold up the end once all requests are answered.
 const GIVE_BACK_GRACE: Duration = Duration::from_secs(2);
+/// How long spans may take to be sent at the end, also where nothing of that is left.
+const LEAST_FLUSH: Duration = Duration::from_millis(500);
 /// Between two looks at whether all is given back.
 const GLANCE: Duration = Duration::from_millis(5);
 
@@ -39,6 +43,7 @@ struct Plan {
     limiter: Option<Arc<dyn Limiter>>,
     policy: Option<Arc<dyn PolicyStore>>,
     meter: Option<Arc<dyn Meter>>,
+    collector: Option<Collector>,
 }
 
 /// Serves until a signal. Exit code 0 after an orderly end, 1 if it could not start, 2 for a fault of the configuration.
@@ -57,10 +62,9 @@ pub fn run(arguments: &ServeArguments) -> ExitCode {
     };
     let code = runtime.block_on(async {
         match connections::bind(&plan.config.listen, arguments.reuse_port).await {
-            Ok(listener) => serve(plan, listener).await.map_or_else(
-                |error| no_start(arguments, &format!("cannot wait for signals: {error}")),
-                |()| ExitCode::SUCCESS,
-            ),
+            Ok(listener) => serve(plan, listener)
+                .await
+                .map_or_else(|why| no_start(arguments, &why), |()| ExitCode::SUCCESS),
             Err(error) => no_start(
                 arguments,
                 &format!("listen: cannot listen on {}: {error}", plan.config.listen),
@@ -82,7 +86,9 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     let (config, limiter) = check::service(&text, &check::environment())?;
     let policy = policy::open(&config.policy)?;
     let meter = check::meter(&config)?;
+    let collector = Collector::open(config.tracing.as_ref())?;
     Ok(Plan {
+        collector,
         policy,
         meter,
         config_hash: config.fingerprint(&text),
@@ -91,8 +97,9 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     })
 }
 
-async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
+async fn serve(plan: Plan, listener: TcpListener) -> Result<(), String> {
     let Plan {
+        collector,
         config,
         config_hash,
         limiter,
@@ -100,6 +107,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         meter,
     } = plan;
     // Before the first line, so that who reads it may send a signal.
+    let signal = |kind| signal(kind).map_err(|error| format!("cannot wait for signals: {error}"));
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let stop = async move {
         tokio::select! {
@@ -109,11 +117,19 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         tracing::info!(event = "stopping", "no longer accepting; answering what is under way");
     };
     let (metrics, journal) = (Arc::new(Metrics::default()), Arc::new(Journal::default()));
+    let (spans, sending) = match collector {
+        Some(collector) => {
+            let (spans, sending) = collector.start(Arc::clone(&metrics), Arc::clone(&journal))?;
+            (spans, Some(sending))
+        }
+        None => (Spans::default(), None),
+    };
+    let address = listener.local_addr().map_err(|error| format!("listen: {error}"))?;
     let scheme = limiter.as_ref().map_or("none", |limiter| limiter.scheme());
     metrics.build_info(config.profile.name(), &config_hash, scheme);
     tracing::info!(
         event = "started",
-        listen = %listener.local_addr()?,
+        listen = %address,
         profile = config.profile.name(),
         config_hash = config_hash,
         limiter = scheme,
@@ -122,14 +138,14 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         capacity = tiers(&config.capacity),
         ext_authz = config.ext_authz.as_ref().map_or("none", |checks| checks.rules.name.as_str()),
         version = env!("CARGO_PKG_VERSION"),
-        "listening on {}",
-        listener.local_addr()?,
+        tracing = if sending.is_some() { "otlp" } else { "none" },
+        "listening on {address}",
     );
     let readiness = Arc::new(Readiness::new(&config, limiter.as_deref(), Arc::clone(&metrics)));
     let shared = limiter.as_ref().is_some_and(|limiter| limiter.is_shared());
     let decider = Decider::new(&config, limiter, Arc::clone(&metrics), Arc::clone(&journal));
     let max_staleness = Duration::from_millis(config.policy.max_staleness_ms);
-    let decider = decider.with_policy(policy, max_staleness);
+    let decider = decider.with_policy(policy, max_staleness).with_spans(spans);
     let decider = Arc::new(decider.with_meter(meter));
     decider.tell_of_a_missing_limiter();
     tokio::spawn(Arc::clone(&journal).run());
@@ -179,6 +195,11 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         || give_backs.are_empty() && (unmetered.is_empty() || !is_shared) && (bills.is_empty() || !are_billed);
     while !all_told() && Instant::now() < end {
         sleep(GLANCE).await;
+    }
+    if let Some(sending) = sending {
+        sending
+            .end(end.saturating_duration_since(Instant::now()).max(LEAST_FLUSH))
+            .await;
     }
     journal.flush_all();
     unmetered.tell_of_the_lost();

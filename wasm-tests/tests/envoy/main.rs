@@ -15,6 +15,8 @@ mod capacity;
 mod cases;
 mod clients;
 mod clocks;
+#[path = "../../../src/service/tests/collector/mod.rs"]
+mod collector;
 mod compose;
 mod config_faults;
 mod contract_limits;
@@ -58,6 +60,7 @@ mod stores_limiter;
 mod stores_postgres;
 #[path = "../../../src/decision/tests/table/mod.rs"]
 mod table;
+mod tracing;
 mod unenforced;
 mod withholding;
 mod world;

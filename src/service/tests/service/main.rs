@@ -9,6 +9,8 @@
     reason = "a test stops at the first surprise, with a message"
 )]
 
+#[path = "../collector/mod.rs"]
+mod collector;
 mod command_line;
 mod deciding;
 mod ending;
@@ -18,4 +20,5 @@ mod leasing;
 mod process;
 mod settling;
 mod surfaces;
+mod tracing;
 mod wire;
