@@ -146,14 +146,18 @@ impl Gates {
                     since: self::now(),
                 };
             }
-            let mut entry = json!({"state": state.name(), "since": shown.since, "reason": reason});
+            let mut entry = Map::new();
+            entry.insert("state".to_owned(), json!(state.name()));
+            entry.insert("since".to_owned(), json!(shown.since));
+            entry.insert("reason".to_owned(), json!(reason));
             if let Some((_, rules)) = &seen.listed {
-                entry["rules"] = json!(rules);
+                entry.insert("rules".to_owned(), json!(rules));
             }
             if let Some(last) = seen.last() {
-                entry["asked_s_ago"] = json!(now.saturating_duration_since(last).as_secs());
+                let asked_s_ago = now.saturating_duration_since(last).as_secs();
+                entry.insert("asked_s_ago".to_owned(), json!(asked_s_ago));
             }
-            (gate.name().to_owned(), entry)
+            (gate.name().to_owned(), Value::Object(entry))
         });
         Value::Object(report.collect::<Map<_, _>>())
     }

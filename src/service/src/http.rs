@@ -178,9 +178,11 @@ async fn live() -> Response {
 
 async fn ready(State(app): State<App>) -> Response {
     let (ready, mut body): (bool, Value) = app.readiness.report();
-    body["gates"] = app.gates.report();
-    if let Some(canary) = &app.canary {
-        body["canary"] = canary.report();
+    if let Some(body) = body.as_object_mut() {
+        body.insert("gates".to_owned(), app.gates.report());
+        if let Some(canary) = &app.canary {
+            body.insert("canary".to_owned(), canary.report());
+        }
     }
     let status = if ready {
         StatusCode::OK
