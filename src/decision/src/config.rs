@@ -4,6 +4,7 @@
 //! `portcullis serve` call these parsers and no others, so they find the same faults. Nothing here reads a file or an
 //! environment variable: the caller passes both in.
 
+mod canary;
 mod ext_authz;
 mod faults;
 mod filter;
@@ -16,6 +17,7 @@ mod section;
 mod service;
 mod signature;
 
+pub use canary::CanaryConfig;
 pub use faults::{Fault, Faults};
 pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};
 pub use policy_file::parse_policy_file;

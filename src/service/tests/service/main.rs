@@ -12,6 +12,7 @@
 mod command_line;
 mod deciding;
 mod ending;
+mod enforcing;
 mod envelopes;
 mod ext_authz;
 mod leasing;
