@@ -4,6 +4,7 @@
 //! `portcullis serve` call these parsers and no others, so they find the same faults. Nothing here reads a file or an
 //! environment variable: the caller passes both in.
 
+mod canary;
 mod ext_authz;
 mod faults;
 mod filter;
@@ -17,6 +18,7 @@ mod service;
 mod signature;
 mod tracing;
 
+pub use canary::CanaryConfig;
 pub use faults::{Fault, Faults};
 pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};
 pub use policy_file::parse_policy_file;

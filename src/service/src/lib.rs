@@ -16,6 +16,7 @@
 
 mod backlog;
 pub mod bills;
+pub mod canary;
 pub mod check;
 pub mod cli;
 pub mod connections;
@@ -24,6 +25,7 @@ pub mod envelope;
 pub mod explain;
 pub mod ext_authz;
 pub mod flights;
+pub mod gates;
 pub mod give_back;
 pub mod http;
 pub mod imagined;

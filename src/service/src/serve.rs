@@ -11,10 +11,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::canary::Canary;
 use crate::check::{self, FAULTY};
 use crate::cli::ServeArguments;
 use crate::decide::Decider;
 use crate::ext_authz::Checks;
+use crate::gates::Gates;
 use crate::http::{App, router};
 use crate::limiter::Limiter;
 use crate::logs::{self, Journal};
@@ -177,9 +179,26 @@ async fn serve(plan: Plan, listener: TcpListener) -> Result<(), String> {
     if let Some(checks) = &checks {
         tokio::spawn(Arc::clone(checks).run());
     }
+    let gates = Arc::new(Gates::new(
+        decider.sightings(),
+        Arc::clone(&readiness),
+        decider.policy().cloned(),
+        &config.capacity,
+        Arc::clone(&metrics),
+    ));
+    tokio::spawn(Arc::clone(&gates).run());
+    let canary = config.canary.map(|canary| {
+        let interval = Duration::from_millis(canary.interval_ms);
+        Arc::new(Canary::new(Arc::clone(&decider), interval))
+    });
+    if let Some(canary) = &canary {
+        tokio::spawn(Arc::clone(canary).run());
+    }
     let app = App {
         decider: Arc::clone(&decider),
         readiness,
+        gates,
+        canary,
         metrics,
         checks,
         under_way,

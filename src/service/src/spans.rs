@@ -114,7 +114,7 @@ fn remote(trace: &TraceContext) -> Option<SpanContext> {
 }
 
 /// What is traced of one decision.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Traced {
     trace_id: Option<String>,
     made: Option<(SdkTracer, Context)>,

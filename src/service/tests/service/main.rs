@@ -14,6 +14,7 @@ mod collector;
 mod command_line;
 mod deciding;
 mod ending;
+mod enforcing;
 mod envelopes;
 mod ext_authz;
 mod leasing;
