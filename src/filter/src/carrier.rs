@@ -13,6 +13,7 @@ use portcullis_decision::metric::Counter;
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::reply::Reply;
 use portcullis_decision::stream::{HeaderLine, Stream, Wait};
+use portcullis_decision::trace::TraceContext;
 
 use crate::header_map;
 use crate::host::{self, Map};
@@ -84,18 +85,21 @@ impl Live {
 
     /// Calls the decision service.
     pub(crate) fn call(&self, callout: &Callout) -> Result<u32, host::Refused> {
-        let mut headers = vec![
+        let trace = callout.trace.as_ref();
+        let (parent, state) = (trace.map(TraceContext::parent), trace.and_then(TraceContext::state));
+        let headers = [
             (":method", "POST"),
             (":path", callout.path),
-            (":authority", self.authority.as_str()),
+            (":authority", &self.authority),
             (":scheme", "http"),
             ("content-type", "application/json"),
+            ("traceparent", parent.unwrap_or_default()),
+            ("tracestate", state.unwrap_or_default()),
         ];
-        if let Some(trace) = &callout.trace {
-            headers.push(("traceparent", trace.parent()));
-            headers.extend(trace.state().map(|state| ("tracestate", state)));
-        }
-        let headers = header_map::serialize(&headers);
+        // The last ones only if they are there.
+        let absent = usize::from(parent.is_none()).saturating_add(usize::from(state.is_none()));
+        let there = headers.get(..headers.len().saturating_sub(absent));
+        let headers = header_map::serialize(there.unwrap_or_default());
         let timeout_ms = u32::try_from(callout.timeout_ms).unwrap_or(u32::MAX);
         host::http_call(&self.upstream, &headers, &callout.body, timeout_ms)
     }
