@@ -43,6 +43,7 @@ mod llm_slots;
 mod llm_usage;
 mod llm_waits;
 mod llm_world;
+mod migration;
 mod observability;
 mod outages;
 mod policy_in_force;
