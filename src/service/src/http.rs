@@ -12,6 +12,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use portcullis_decision::class::Dependency;
 use portcullis_decision::config::Profile;
 use portcullis_decision::evaluation::request_fault;
 use portcullis_decision::ext_authz::CHECK_PATH;
@@ -23,6 +24,7 @@ use tokio::time::Instant;
 use crate::canary::Canary;
 use crate::decide::Decider;
 use crate::ext_authz::Checks;
+use crate::fault_switch::FaultSwitch;
 use crate::gates::Gates;
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::outliving::Outliving;
@@ -44,6 +46,8 @@ pub struct App {
     pub gates: Arc<Gates>,
     /// Tries whether a limit holds; `None` where that is not configured.
     pub canary: Option<Arc<Canary>>,
+    /// What an operator lets fail; `None` in production.
+    pub faults: Option<Arc<FaultSwitch>>,
     /// Counts.
     pub metrics: Arc<Metrics>,
     /// Answers Envoy's `ext_authz`; `None` where that is not configured.
@@ -116,6 +120,16 @@ impl App {
         parsed(body).inspect_err(|Refusal(_, reason)| self.decider.tell_of_a_refusal(what, reason))
     }
 
+    /// Refuses everything while an operator lets the service itself fail.
+    fn is_let_be(&self) -> Result<(), Refusal> {
+        let fails = |faults: &Arc<FaultSwitch>| faults.fails(Dependency::Decision);
+        if self.faults.as_ref().is_some_and(fails) {
+            let reason = "an operator lets this service fail, for a drill";
+            return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned()));
+        }
+        Ok(())
+    }
+
     /// Refuses a filter of another profile: neither side can know which one is configured wrongly.
     fn same_profile(&self, theirs: Profile, what: &str) -> Result<(), Refusal> {
         let ours = self.decider.profile;
@@ -133,6 +147,7 @@ async fn decide(
     Arrived(at): Arrived,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Refusal> {
+    app.is_let_be()?;
     let request: DecideRequest = app.read("a decision", body)?;
     app.same_profile(request.profile, "a decision")?;
     if let Some(fault) = request_fault(&request) {
@@ -151,6 +166,7 @@ async fn decide(
 }
 
 async fn settle(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, Refusal> {
+    app.is_let_be()?;
     let request: SettleRequest = app.read("a settle batch", body)?;
     app.same_profile(request.profile, "a settle batch")?;
     let answer = app
@@ -165,9 +181,12 @@ async fn settle(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
 /// could match.
 async fn check_or_nothing(State(app): State<App>, Arrived(at): Arrived, request: Request) -> Result<Response, Refusal> {
     let is_check = |path: &str| path.strip_prefix(CHECK_PATH).is_some_and(|rest| rest.starts_with('/'));
-    match app.checks.filter(|_| is_check(request.uri().path())) {
+    match app.checks.clone().filter(|_| is_check(request.uri().path())) {
         // The body is not looked at: Envoy sends none unless it is told to.
-        Some(checks) => Ok(checks.answer(&request.into_parts().0, at, app.under_way).await),
+        Some(checks) => {
+            app.is_let_be()?;
+            Ok(checks.answer(&request.into_parts().0, at, app.under_way).await)
+        }
         None => Err(Refusal(StatusCode::NOT_FOUND, "no such path".to_owned())),
     }
 }
@@ -182,6 +201,10 @@ async fn ready(State(app): State<App>) -> Response {
         body.insert("gates".to_owned(), app.gates.report());
         if let Some(canary) = &app.canary {
             body.insert("canary".to_owned(), canary.report());
+        }
+        let faults = app.faults.as_ref().map(|faults| faults.report());
+        if let Some(faults) = faults.filter(|faults| *faults != json!({})) {
+            body.insert("faults".to_owned(), faults);
         }
     }
     let status = if ready {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use portcullis_service::cli::{Cli, Command, UnmeteredCommand};
 use portcullis_service::policy::apply;
-use portcullis_service::{check, envelope, explain, replay, schema, serve, unmetered};
+use portcullis_service::{check, drill, envelope, explain, replay, schema, serve, unmetered};
 
 fn main() -> ExitCode {
     match Cli::parse().command {
@@ -14,6 +14,7 @@ fn main() -> ExitCode {
         Command::Envelope(command) => envelope::run(&command),
         Command::Schema { kind } => schema::run(kind),
         Command::Explain(arguments) => explain::run(&arguments),
+        Command::Drill(arguments) => drill::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Policy { command } => apply::run(&command),
         Command::Unmetered(UnmeteredCommand::List(arguments)) => unmetered::list(&arguments),

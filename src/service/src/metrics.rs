@@ -74,6 +74,7 @@ pub struct Metrics {
     checks: Family<Vec<(&'static str, String)>, Counter>,
     enforcing: Family<Vec<(&'static str, String)>, Gauge>,
     gate_state: Family<Labels<2>, Gauge>,
+    fault: Family<Labels<1>, Gauge>,
     canary: Family<[(&'static str, &'static str); 0], Gauge>,
     canary_age: Family<[(&'static str, &'static str); 0], Gauge>,
     build_info: Family<Vec<(&'static str, String)>, Gauge<i64, std::sync::atomic::AtomicI64>>,
@@ -111,6 +112,7 @@ impl Default for Metrics {
             checks: Family::default(),
             enforcing: Family::default(),
             gate_state: Family::default(),
+            fault: Family::default(),
             canary: Family::default(),
             canary_age: Family::default(),
             build_info: Family::default(),
@@ -260,6 +262,11 @@ impl Metrics {
             self.gate_state.clone(),
         );
         registry.register(
+            "fault_active",
+            "1 while an operator lets a dependency fail for a drill",
+            self.fault.clone(),
+        );
+        registry.register(
             "canary_denied",
             "1 if the last request over a limit that the canary sent was denied, 0 if it was admitted; absent without a canary",
             self.canary.clone(),
@@ -353,6 +360,13 @@ impl Metrics {
             let labels = [("gate", gate.name()), ("state", other.name())];
             self.gate_state.get_or_create(&labels).set(i64::from(other == state));
         }
+    }
+
+    /// Says whether a dependency is let fail.
+    pub fn fault(&self, dependency: Dependency, is: bool) {
+        self.fault
+            .get_or_create(&[("dependency", dependency.name())])
+            .set(i64::from(is));
     }
 
     /// Says whether what the canary last sent over its limit was denied, and how many seconds ago it was answered.

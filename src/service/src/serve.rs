@@ -16,6 +16,7 @@ use crate::check::{self, FAULTY};
 use crate::cli::ServeArguments;
 use crate::decide::Decider;
 use crate::ext_authz::Checks;
+use crate::fault_switch::{FailingLimiter, FailingMeter, FailingPolicy, FaultSwitch};
 use crate::gates::Gates;
 use crate::http::{App, router};
 use crate::limiter::Limiter;
@@ -127,6 +128,8 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         "listening on {}",
         listener.local_addr()?,
     );
+    let faults = FaultSwitch::of(config.profile, &metrics);
+    let (limiter, policy, meter) = switchable(faults.as_ref(), limiter, policy, meter);
     let readiness = Arc::new(Readiness::new(&config, limiter.as_deref(), Arc::clone(&metrics)));
     let shared = limiter.as_ref().is_some_and(|limiter| limiter.is_shared());
     let decider = Decider::new(&config, limiter, Arc::clone(&metrics), Arc::clone(&journal));
@@ -183,6 +186,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         readiness,
         gates,
         canary,
+        faults,
         metrics,
         checks,
         under_way,
@@ -208,6 +212,28 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         tracing::warn!(event = "stopped", "something under way could not be finished in time");
     }
     Ok(())
+}
+
+/// The same stores, each with a switch that lets it fail, where there are switches.
+#[expect(clippy::type_complexity, reason = "three stores in, three out")]
+fn switchable(
+    faults: Option<&Arc<FaultSwitch>>,
+    limiter: Option<Arc<dyn Limiter>>,
+    policy: Option<Arc<dyn PolicyStore>>,
+    meter: Option<Arc<dyn Meter>>,
+) -> (
+    Option<Arc<dyn Limiter>>,
+    Option<Arc<dyn PolicyStore>>,
+    Option<Arc<dyn Meter>>,
+) {
+    let Some(faults) = faults else {
+        return (limiter, policy, meter);
+    };
+    (
+        limiter.map(|store| Arc::new(FailingLimiter::new(store, Arc::clone(faults))) as Arc<dyn Limiter>),
+        policy.map(|store| Arc::new(FailingPolicy::new(store, Arc::clone(faults))) as Arc<dyn PolicyStore>),
+        meter.map(|store| Arc::new(FailingMeter::new(store, Arc::clone(faults))) as Arc<dyn Meter>),
+    )
 }
 
 /// The tiers that bind, for the first line: an operator sees at once whether the ones meant are there.

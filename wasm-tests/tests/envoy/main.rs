@@ -18,6 +18,7 @@ mod clocks;
 mod compose;
 mod config_faults;
 mod contract_limits;
+mod drill;
 mod envelope_headers;
 mod expect;
 #[path = "../../../src/service/tests/explain/case.rs"]
