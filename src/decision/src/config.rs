@@ -4,6 +4,7 @@
 //! `portcullis serve` call these parsers and no others, so they find the same faults. Nothing here reads a file or an
 //! environment variable: the caller passes both in.
 
+mod door;
 mod ext_authz;
 mod faults;
 mod filter;
@@ -16,6 +17,7 @@ mod section;
 mod service;
 mod signature;
 
+pub use door::{AdminConfig, HttpBounds, NO_TOKEN, TlsConfig, Token, is_token};
 pub use faults::{Fault, Faults};
 pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};
 pub use policy_file::parse_policy_file;
@@ -87,7 +89,15 @@ impl FileKind {
             Some(Self::Rules)
         } else if has(&["orgs", "plans", "providers", "prices"]) {
             Some(Self::Policy)
-        } else if has(&["listen", "limiter", "store_url", "policy", "metering", "capacity"]) {
+        } else if has(&[
+            "listen",
+            "limiter",
+            "store_url",
+            "policy",
+            "metering",
+            "capacity",
+            "admin",
+        ]) {
             Some(Self::Service)
         } else if has(&[
             "rules", "decision", "routes", "mode", "leases", "reply", "model", "tokens", "envelope",

@@ -14,12 +14,14 @@
     )
 )]
 
+pub mod admin;
 mod backlog;
 pub mod bills;
 pub mod check;
 pub mod cli;
 pub mod connections;
 pub mod decide;
+pub mod door;
 pub mod envelope;
 pub mod explain;
 pub mod ext_authz;
@@ -38,9 +40,12 @@ pub mod policy;
 pub mod postgres;
 pub mod readiness;
 pub mod replay;
+pub mod rereading;
 pub mod schema;
 pub mod serve;
 pub mod settle;
+pub mod tls;
+pub mod tokens;
 pub mod unmetered;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

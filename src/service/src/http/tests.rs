@@ -25,6 +25,8 @@ fn app(decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
             readiness,
             metrics,
             checks: None,
+            tokens: None,
+            body_timeout: Duration::from_secs(10),
             under_way,
         },
         all_done,
