@@ -7,7 +7,7 @@ use core::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use portcullis_decision::config::LimitHeaders;
+use portcullis_decision::config::{LimitHeaders, Token};
 use portcullis_decision::gatehouse::{Callout, Effect, Gatehouse};
 use portcullis_decision::metric::Counter;
 use portcullis_decision::operation::OperationId;
@@ -27,6 +27,7 @@ pub(crate) struct Live {
     metrics: Metrics,
     upstream: String,
     authority: String,
+    token: Option<Token>,
     pub(crate) limit_headers: LimitHeaders,
     /// The host ticks: only then does anybody look at the streams that wait.
     pub(crate) ticks: Cell<bool>,
@@ -45,6 +46,7 @@ impl Live {
             metrics: Metrics::define(&config.rules.name),
             upstream: config.decision.upstream.clone(),
             authority: config.decision.authority.clone(),
+            token: config.decision.token.clone(),
             limit_headers: config.limit_headers,
             ticks: Cell::new(false),
             waiting: RefCell::new(VecDeque::new()),
@@ -84,13 +86,15 @@ impl Live {
 
     /// Calls the decision service.
     pub(crate) fn call(&self, callout: &Callout) -> Result<u32, host::Refused> {
-        let headers = header_map::serialize(&[
+        let mut headers = vec![
             (":method", "POST"),
             (":path", callout.path),
             (":authority", &self.authority),
             (":scheme", "http"),
             ("content-type", "application/json"),
-        ]);
+        ];
+        headers.extend(self.token.iter().map(|token| ("authorization", token.authorization())));
+        let headers = header_map::serialize(&headers);
         let timeout_ms = u32::try_from(callout.timeout_ms).unwrap_or(u32::MAX);
         host::http_call(&self.upstream, &headers, &callout.body, timeout_ms)
     }

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep_until};
 
-pub use self::stores::{FailingLimiter, FailingMeter, FailingPolicy};
+pub use self::stores::switchable;
 use crate::metrics::Metrics;
 use crate::{after, locked};
 

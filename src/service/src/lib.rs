@@ -14,6 +14,7 @@
     )
 )]
 
+pub mod admin;
 mod backlog;
 pub mod bills;
 pub mod canary;
@@ -21,6 +22,7 @@ pub mod check;
 pub mod cli;
 pub mod connections;
 pub mod decide;
+pub mod door;
 pub mod drill;
 pub mod envelope;
 pub mod explain;
@@ -42,9 +44,12 @@ pub mod policy;
 pub mod postgres;
 pub mod readiness;
 pub mod replay;
+pub mod rereading;
 pub mod schema;
 pub mod serve;
 pub mod settle;
+pub mod tls;
+pub mod tokens;
 pub mod unmetered;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -71,6 +71,7 @@ pub struct Metrics {
     pub bills_of_holds: Counter,
     /// Bills of models that have no price.
     pub unpriced: Counter,
+    turned_away: Family<Labels<1>, Counter>,
     checks: Family<Vec<(&'static str, String)>, Counter>,
     enforcing: Family<Vec<(&'static str, String)>, Gauge>,
     gate_state: Family<Labels<2>, Gauge>,
@@ -109,6 +110,7 @@ impl Default for Metrics {
             bills_dropped: Counter::default(),
             bills_of_holds: Counter::default(),
             unpriced: Counter::default(),
+            turned_away: Family::default(),
             checks: Family::default(),
             enforcing: Family::default(),
             gate_state: Family::default(),
@@ -247,6 +249,11 @@ impl Metrics {
             self.unpriced.clone(),
         );
         registry.register(
+            "turned_away",
+            "Connections and requests that the service's own door did not let in, by reason",
+            self.turned_away.clone(),
+        );
+        registry.register(
             "ext_authz",
             "What became of guarded requests that Envoy's ext_authz asked about, by the names of the filter's counters",
             self.checks.clone(),
@@ -296,6 +303,11 @@ impl Metrics {
         self.verdicts
             .get_or_create(&[("verdict", word), ("class", class)])
             .inc();
+    }
+
+    /// Counts a connection or a request that was not let in.
+    pub fn turned_away(&self, reason: &'static str) {
+        self.turned_away.get_or_create(&[("reason", reason)]).inc();
     }
 
     /// Counts what became of a request that Envoy's `ext_authz` asked about, under the name of the filter's counter.

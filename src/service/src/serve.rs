@@ -5,18 +5,21 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use portcullis_decision::config::{Faults, ServiceConfig, Tiers};
+use portcullis_decision::config::{Faults, HttpBounds, ServiceConfig, Tiers};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::admin::{self, AdminState};
 use crate::canary::Canary;
 use crate::check::{self, FAULTY};
 use crate::cli::ServeArguments;
+use crate::connections::Door;
 use crate::decide::Decider;
+use crate::door::DoorFiles;
 use crate::ext_authz::Checks;
-use crate::fault_switch::{FailingLimiter, FailingMeter, FailingPolicy, FaultSwitch};
+use crate::fault_switch::{FaultSwitch, switchable};
 use crate::gates::Gates;
 use crate::http::{App, router};
 use crate::limiter::Limiter;
@@ -26,12 +29,14 @@ use crate::metering::{Cancel, Meter};
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::readiness::Readiness;
-use crate::{after, connections, policy};
+use crate::{after, connections, policy, unix_s};
 
 /// How long the end may take: what is under way is answered, and what has to be given back is.
 const GRACE: Duration = Duration::from_secs(10);
 /// How long a limiter that doesn't answer may hold up the end once all requests are answered.
 const GIVE_BACK_GRACE: Duration = Duration::from_secs(2);
+/// Connections of operators at a time.
+const MOST_OPERATORS: u64 = 64;
 /// Between two looks at whether all is given back.
 const GLANCE: Duration = Duration::from_millis(5);
 
@@ -42,6 +47,13 @@ struct Plan {
     limiter: Option<Arc<dyn Limiter>>,
     policy: Option<Arc<dyn PolicyStore>>,
     meter: Option<Arc<dyn Meter>>,
+    door: DoorFiles,
+}
+
+/// The sockets, before anybody is answered.
+struct Listeners {
+    gateways: TcpListener,
+    operators: Option<TcpListener>,
 }
 
 /// Serves until a signal. Exit code 0 after an orderly end, 1 if it could not start, 2 for a fault of the configuration.
@@ -59,20 +71,31 @@ pub fn run(arguments: &ServeArguments) -> ExitCode {
         Err(error) => return no_start(arguments, &format!("cannot start its threads: {error}")),
     };
     let code = runtime.block_on(async {
-        match connections::bind(&plan.config.listen, arguments.reuse_port).await {
-            Ok(listener) => serve(plan, listener).await.map_or_else(
+        match listen(&plan.config, arguments.reuse_port).await {
+            Ok(listeners) => serve(plan, listeners).await.map_or_else(
                 |error| no_start(arguments, &format!("cannot wait for signals: {error}")),
                 |()| ExitCode::SUCCESS,
             ),
-            Err(error) => no_start(
-                arguments,
-                &format!("listen: cannot listen on {}: {error}", plan.config.listen),
-            ),
+            Err(why) => no_start(arguments, &why),
         }
     });
     // A store that hangs must not hold up the process: what matters has been waited for.
     runtime.shutdown_background();
     code
+}
+
+async fn listen(config: &ServiceConfig, reuse_port: bool) -> Result<Listeners, String> {
+    let bind = async |key: &str, address: &str| {
+        let bound = connections::bind(address, reuse_port).await;
+        bound.map_err(|error| format!("{key}: cannot listen on {address}: {error}"))
+    };
+    Ok(Listeners {
+        gateways: bind("listen", &config.listen).await?,
+        operators: match &config.admin {
+            Some(admin) => Some(bind("admin.listen", &admin.listen.to_string()).await?),
+            None => None,
+        },
+    })
 }
 
 fn no_start(arguments: &ServeArguments, why: &str) -> ExitCode {
@@ -85,7 +108,9 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     let (config, limiter) = check::service(&text, &check::environment())?;
     let policy = policy::open(&config.policy)?;
     let meter = check::meter(&config)?;
+    let door = DoorFiles::open(&config)?;
     Ok(Plan {
+        door,
         policy,
         meter,
         config_hash: config.fingerprint(&text),
@@ -94,14 +119,16 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     })
 }
 
-async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
+async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
     let Plan {
         config,
         config_hash,
         limiter,
         policy,
         meter,
+        door: files,
     } = plan;
+    let listener = listeners.gateways;
     // Before the first line, so that who reads it may send a signal.
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let stop = async move {
@@ -123,6 +150,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
         policy = policy.as_ref().map_or("none", |policy| policy.scheme()),
         metering = meter.as_ref().map_or("none", |meter| meter.scheme()),
         capacity = tiers(&config.capacity),
+        door = files.kind(),
         ext_authz = config.ext_authz.as_ref().map_or("none", |checks| checks.rules.name.as_str()),
         version = env!("CARGO_PKG_VERSION"),
         "listening on {}",
@@ -160,6 +188,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
             tokio::spawn(Arc::clone(&readiness).run(meter.clone()));
         }
     }
+    files.keep();
     let (under_way, mut all_done) = mpsc::channel(1);
     let checks = config.ext_authz.clone();
     let checks = checks.map(|checks| Arc::new(Checks::new(checks, &config_hash, Arc::clone(&decider))));
@@ -181,17 +210,57 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
     if let Some(canary) = &canary {
         tokio::spawn(Arc::clone(canary).run());
     }
+    let (admin_ends, admin_end) = oneshot::channel::<()>();
+    if let Some(listener) = listeners.operators {
+        let state = AdminState {
+            decider: Arc::clone(&decider),
+            readiness: Arc::clone(&readiness),
+            config_hash: config_hash.as_str().into(),
+            started_s: unix_s().unwrap_or_default(),
+            tokens: files.admin_tokens.clone(),
+            gates: Arc::clone(&gates),
+            faults: faults.clone(),
+            max_staleness_ms: config.policy.max_staleness_ms,
+        };
+        tell_operators(&listener, &state)?;
+        let door = Door {
+            bounds: HttpBounds {
+                max_connections: MOST_OPERATORS,
+                ..config.http
+            },
+            certificates: None,
+            metrics: Arc::clone(&metrics),
+            journal: Arc::clone(&journal),
+        };
+        // Until the very end, so that it can be watched; then it ends with the process.
+        let end = async move { drop(admin_end.await) };
+        tokio::spawn(connections::serve(
+            listener,
+            admin::router(state),
+            door,
+            end,
+            Duration::ZERO,
+        ));
+    }
     let app = App {
         decider: Arc::clone(&decider),
         readiness,
         gates,
         canary,
         faults,
-        metrics,
+        metrics: Arc::clone(&metrics),
         checks,
+        tokens: files.tokens,
+        body_timeout: Duration::from_millis(config.http.body_timeout_ms),
         under_way,
     };
-    let finished = connections::serve(listener, router(app), stop, GRACE).await;
+    let door = Door {
+        bounds: config.http,
+        certificates: files.certificates,
+        metrics,
+        journal: Arc::clone(&journal),
+    };
+    let finished = connections::serve(listener, router(app), door, stop, GRACE).await;
     let end = after(Instant::now(), GIVE_BACK_GRACE);
     // Decisions whose connection has gone; the channel ends when the last one has dropped its sender.
     let decided = timeout_at(end, all_done.recv()).await.is_ok();
@@ -203,6 +272,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
     while !all_told() && Instant::now() < end {
         sleep(GLANCE).await;
     }
+    drop(admin_ends);
     journal.flush_all();
     unmetered.tell_of_the_lost();
     bills.tell_of_the_lost();
@@ -214,26 +284,16 @@ async fn serve(plan: Plan, listener: TcpListener) -> io::Result<()> {
     Ok(())
 }
 
-/// The same stores, each with a switch that lets it fail, where there are switches.
-#[expect(clippy::type_complexity, reason = "three stores in, three out")]
-fn switchable(
-    faults: Option<&Arc<FaultSwitch>>,
-    limiter: Option<Arc<dyn Limiter>>,
-    policy: Option<Arc<dyn PolicyStore>>,
-    meter: Option<Arc<dyn Meter>>,
-) -> (
-    Option<Arc<dyn Limiter>>,
-    Option<Arc<dyn PolicyStore>>,
-    Option<Arc<dyn Meter>>,
-) {
-    let Some(faults) = faults else {
-        return (limiter, policy, meter);
+/// Says where operators look in, and who may.
+fn tell_operators(listener: &TcpListener, state: &AdminState) -> io::Result<()> {
+    let address = listener.local_addr()?;
+    let who = if state.tokens.is_some() {
+        "who has a token"
+    } else {
+        "whoever reaches the address"
     };
-    (
-        limiter.map(|store| Arc::new(FailingLimiter::new(store, Arc::clone(faults))) as Arc<dyn Limiter>),
-        policy.map(|store| Arc::new(FailingPolicy::new(store, Arc::clone(faults))) as Arc<dyn PolicyStore>),
-        meter.map(|store| Arc::new(FailingMeter::new(store, Arc::clone(faults))) as Arc<dyn Meter>),
-    )
+    tracing::info!(event = "admin_listening", listen = %address, "operators look in at {address}: {who}");
+    Ok(())
 }
 
 /// The tiers that bind, for the first line: an operator sees at once whether the ones meant are there.

@@ -13,6 +13,8 @@ mod backed;
 mod cancels;
 mod capacity;
 mod cases;
+#[path = "../../../src/service/tests/stores/certificates.rs"]
+mod certificates;
 mod clients;
 mod clocks;
 mod compose;
@@ -52,6 +54,7 @@ mod postgres;
 mod proxy;
 mod replayed;
 mod routes;
+mod service_door;
 mod shadow;
 mod signatures;
 #[path = "../../../src/service/tests/stores/mod.rs"]

@@ -19,6 +19,28 @@ use crate::metering::{Cancel, Meter, Tended};
 use crate::policy::{PolicyStore, Prices, Registry};
 use crate::unmetered::Admission;
 
+/// The same stores, each with a switch that lets it fail, where there are switches.
+#[expect(clippy::type_complexity, reason = "three stores in, three out")]
+pub fn switchable(
+    faults: Option<&Arc<FaultSwitch>>,
+    limiter: Option<Arc<dyn Limiter>>,
+    policy: Option<Arc<dyn PolicyStore>>,
+    meter: Option<Arc<dyn Meter>>,
+) -> (
+    Option<Arc<dyn Limiter>>,
+    Option<Arc<dyn PolicyStore>>,
+    Option<Arc<dyn Meter>>,
+) {
+    let Some(faults) = faults else {
+        return (limiter, policy, meter);
+    };
+    (
+        limiter.map(|store| Arc::new(FailingLimiter::new(store, Arc::clone(faults))) as Arc<dyn Limiter>),
+        policy.map(|store| Arc::new(FailingPolicy::new(store, Arc::clone(faults))) as Arc<dyn PolicyStore>),
+        meter.map(|store| Arc::new(FailingMeter::new(store, Arc::clone(faults))) as Arc<dyn Meter>),
+    )
+}
+
 /// The answer of a store that can't be reached, or the real one's.
 fn unless<'a, T: Send + 'a>(
     faults: &FaultSwitch,
@@ -33,14 +55,14 @@ fn unless<'a, T: Send + 'a>(
 }
 
 /// A limiter with a switch.
-pub struct FailingLimiter {
+pub(super) struct FailingLimiter {
     limiter: Arc<dyn Limiter>,
     faults: Arc<FaultSwitch>,
 }
 
 impl FailingLimiter {
     /// `limiter`, with the switch of `faults`.
-    pub fn new(limiter: Arc<dyn Limiter>, faults: Arc<FaultSwitch>) -> Self {
+    pub(super) fn new(limiter: Arc<dyn Limiter>, faults: Arc<FaultSwitch>) -> Self {
         Self { limiter, faults }
     }
 
@@ -93,14 +115,14 @@ impl Limiter for FailingLimiter {
 }
 
 /// A policy store with a switch.
-pub struct FailingPolicy {
+pub(super) struct FailingPolicy {
     store: Arc<dyn PolicyStore>,
     faults: Arc<FaultSwitch>,
 }
 
 impl FailingPolicy {
     /// `store`, with the switch of `faults`.
-    pub fn new(store: Arc<dyn PolicyStore>, faults: Arc<FaultSwitch>) -> Self {
+    pub(super) fn new(store: Arc<dyn PolicyStore>, faults: Arc<FaultSwitch>) -> Self {
         Self { store, faults }
     }
 
@@ -132,14 +154,14 @@ impl PolicyStore for FailingPolicy {
 }
 
 /// A metering store with a switch.
-pub struct FailingMeter {
+pub(super) struct FailingMeter {
     meter: Arc<dyn Meter>,
     faults: Arc<FaultSwitch>,
 }
 
 impl FailingMeter {
     /// `meter`, with the switch of `faults`.
-    pub fn new(meter: Arc<dyn Meter>, faults: Arc<FaultSwitch>) -> Self {
+    pub(super) fn new(meter: Arc<dyn Meter>, faults: Arc<FaultSwitch>) -> Self {
         Self { meter, faults }
     }
 

@@ -2,6 +2,7 @@
 
 use portcullis_decision::operation::OperationId;
 
+use super::stores::FailingLimiter;
 use super::*;
 use crate::limiter::memory::MemoryLimiter;
 use crate::limiter::{Limiter as _, StoreFault};

@@ -35,6 +35,8 @@ fn app(decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
             faults: None,
             metrics,
             checks: None,
+            tokens: None,
+            body_timeout: Duration::from_secs(10),
             under_way,
         },
         all_done,

@@ -9,6 +9,10 @@
     reason = "a test stops at the first surprise, with a message"
 )]
 
+mod admin;
+mod bounds;
+#[path = "../stores/certificates.rs"]
+mod certificates;
 mod command_line;
 mod deciding;
 mod ending;
@@ -19,4 +23,6 @@ mod leasing;
 mod process;
 mod settling;
 mod surfaces;
+mod tls;
+mod tokens;
 mod wire;
