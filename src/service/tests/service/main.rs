@@ -19,6 +19,7 @@ mod ending;
 mod enforcing;
 mod envelopes;
 mod ext_authz;
+mod faults;
 mod leasing;
 mod process;
 mod settling;
