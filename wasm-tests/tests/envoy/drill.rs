@@ -533,3 +533,35 @@ async fn production_is_refused_unless_told_twice_and_is_not_let_fail() {
         outcome.report
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_drill_signs_envelopes_where_the_configuration_wants_that() {
+    let secret = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let signed = filter(
+        "contract-limits",
+        json!({"profile": "development", "envelope": {"signature": {"keys": {"edge-1": {"secret": secret}}}}}),
+    );
+    let service = Service::start(portcullis_wasm_tests::development_service(json!({}))).await;
+    let upstream = upstream().await;
+    let plan = GatewayPlan::new("contract-limits", upstream.address)
+        .decision(service.address)
+        .patient_connects()
+        .plugin(signed.clone());
+    let gateway = plan.start().await;
+    let mut drill = Drill::of(gateway.address(), &signed);
+    std::fs::write(drill.path("secret"), secret).unwrap();
+    let file = drill.path("secret").display().to_string();
+    drill.say("--key-id", "edge-1");
+    drill.say("--secret-file", &file);
+    drill.say("--upstream-header", BY_UPSTREAM);
+    let outcome = drill.run().await;
+    assert_eq!(outcome.code, Some(0), "{}", outcome.told());
+    let row = outcome.row("an envelope without its signature");
+    assert_eq!(
+        (&row["got"]["code"], &row["got"]["upstream"]),
+        (&json!("ENVELOPE_UNTRUSTED"), &json!(0)),
+        "{row}"
+    );
+    let written = format!("{}{}{}{}", outcome.out, outcome.err, outcome.markdown, outcome.report);
+    assert!(!written.contains(secret) && !written.contains("v1;key="), "{written}");
+}

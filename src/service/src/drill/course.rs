@@ -202,19 +202,19 @@ impl<'a> Drill<'a> {
     fn predicted(&self, probe: &Probe) -> Result<Report, Wrong> {
         let down: Vec<Outage> = probe.down.into_iter().collect();
         let scene = self.arguments.scene(&down, &probe.spent)?;
-        let request = self.signed(&probe.request)?;
+        let request = self.signed(probe)?;
         explained(&scene, &[], &request, probe.predicted_times(), unix_ms())
     }
 
     /// The request with a signature of this moment, where one is wanted.
-    fn signed(&self, request: &Request) -> Result<Request, Wrong> {
-        let mut request = request.clone();
+    fn signed(&self, probe: &Probe) -> Result<Request, Wrong> {
+        let mut request = probe.request.clone();
         let prefix = &self.scene.config.prefix;
         let has_envelope = request
             .headers
             .iter()
             .any(|(name, _)| name.starts_with(prefix.as_str()));
-        if let Some((id, secret)) = self.signer.as_ref().filter(|_| has_envelope) {
+        if let Some((id, secret)) = self.signer.as_ref().filter(|_| has_envelope && probe.is_signed) {
             let fields: Vec<(&[u8], &[u8])> = request
                 .headers
                 .iter()
@@ -266,7 +266,7 @@ impl<'a> Drill<'a> {
     async fn sent(&self, probe: &Probe, report: &Report) -> Result<(u32, Got), String> {
         let (start, mut sent) = (Instant::now(), 0_u32);
         loop {
-            let got = self.once(&probe.request).await?;
+            let got = self.once(probe).await?;
             sent = sent.saturating_add(1);
             let is_the_last = match probe.times {
                 Times::Exactly(times) => sent >= times,
@@ -282,8 +282,8 @@ impl<'a> Drill<'a> {
         }
     }
 
-    async fn once(&self, request: &Request) -> Result<Got, String> {
-        let request = self.signed(request).map_err(|wrong| wrong.join("; "))?;
+    async fn once(&self, probe: &Probe) -> Result<Got, String> {
+        let request = self.signed(probe).map_err(|wrong| wrong.join("; "))?;
         let before = self.seen().await?;
         let mut got = self.gateway.send(&request).await?;
         got.upstream = match (&self.counter, before, self.seen().await?) {

@@ -140,7 +140,7 @@ fn is_as(name: &str, expected: &str, value: &str) -> bool {
 fn is_moment(at_most: &str, value: &str) -> bool {
     let seconds = |text: &str| text.trim_end_matches('s').parse::<f64>().ok();
     match (seconds(at_most), seconds(value)) {
-        (Some(at_most), Some(value)) => (0.0..=at_most).contains(&value),
+        (Some(at_most), Some(value)) => (1.0..=at_most).contains(&value),
         _ => false,
     }
 }

@@ -70,6 +70,8 @@ pub(super) struct Probe {
     pub(super) request: Request,
     /// How often.
     pub(super) times: Times,
+    /// Whether the envelope is signed, where that is wanted.
+    pub(super) is_signed: bool,
 }
 
 impl Probe {
@@ -81,6 +83,7 @@ impl Probe {
             spent: Vec::new(),
             request,
             times: Times::Exactly(1),
+            is_signed: true,
         }
     }
 
@@ -214,6 +217,12 @@ impl<'a> Planner<'a> {
         let mut request = self.fresh(&[("owner-rate-limit-requests", 5)]);
         self.without(&mut request, &["owner-id"]);
         self.add(Probe::new("a limit without its owner", malformed, request));
+        if self.config.signatures.is_some() {
+            let request = self.fresh(&[]);
+            let mut probe = Probe::new("an envelope without its signature", malformed, request);
+            probe.is_signed = false;
+            self.add(probe);
+        }
     }
 
     fn request_forms(&mut self) {
@@ -388,3 +397,6 @@ pub(super) const fn class_of(outage: Outage) -> FailureClass {
         Outage::Decision => FailureClass::DecisionUnavailable,
     }
 }
+
+#[cfg(test)]
+mod tests;

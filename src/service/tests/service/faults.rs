@@ -38,7 +38,10 @@ async fn order_as(address: SocketAddr, method: &str, line: &str, body: &str) -> 
 /// What a request under these rules comes to.
 async fn decided(service: &Service, when_unavailable: &str) -> Value {
     let gates = json!([{"gate": "contract", "when_unavailable": when_unavailable, "limits": "envelope"}]);
-    service.post("/v1/decide", &request(json!({"gates": gates}))).await.json()
+    service
+        .post("/v1/decide", &request(json!({"gates": gates})))
+        .await
+        .json()
 }
 
 #[tokio::test]
@@ -46,7 +49,11 @@ async fn a_limiter_that_is_let_fail_is_an_outage_by_the_rules() {
     let (service, address) = switchable().await;
     assert_eq!(decided(&service, "reject").await["verdict"], "admit");
     let answer = order(address, r#"{"dependencies": ["limiter"], "for_s": 300}"#).await;
-    assert_eq!((answer.status, &answer.json()["settles_in_ms"]), (200, &json!(0)), "{answer:?}");
+    assert_eq!(
+        (answer.status, &answer.json()["settles_in_ms"]),
+        (200, &json!(0)),
+        "{answer:?}"
+    );
     let closed = decided(&service, "reject").await;
     assert_eq!(
         (&closed["verdict"], &closed["dependency"], &closed["gate"]),
@@ -55,10 +62,16 @@ async fn a_limiter_that_is_let_fail_is_an_outage_by_the_rules() {
     let open = decided(&service, "admit").await;
     assert_eq!(
         (&open["verdict"], &open["bypassed"]),
-        (&json!("admit"), &json!([{"class": "limiter_unavailable", "gate": "contract"}]))
+        (
+            &json!("admit"),
+            &json!([{"class": "limiter_unavailable", "gate": "contract"}])
+        )
     );
     let errors = "dependency_errors_total{dependency=\"limiter\",kind=\"connection\"}";
-    assert!(service.get("/metrics").await.body.contains(errors), "as a lost connection");
+    assert!(
+        service.get("/metrics").await.body.contains(errors),
+        "as a lost connection"
+    );
     order(address, r#"{"dependencies": []}"#).await;
     assert_eq!(decided(&service, "reject").await["verdict"], "admit");
 }
@@ -69,7 +82,11 @@ async fn a_fault_ends_by_itself_and_says_so() {
     order(address, r#"{"dependencies": ["limiter"], "for_s": 1}"#).await;
     for event in ["fault_on", "fault_off"] {
         let line = service.line(event).await;
-        assert_eq!((&line["level"], &line["dependency"]), (&json!("WARN"), &json!("limiter")), "{line}");
+        assert_eq!(
+            (&line["level"], &line["dependency"]),
+            (&json!("WARN"), &json!("limiter")),
+            "{line}"
+        );
     }
     assert_eq!(decided(&service, "reject").await["verdict"], "admit");
     assert!(service.get("/ready").await.json().get("faults").is_none());
@@ -103,14 +120,20 @@ async fn an_order_that_makes_no_sense_is_refused_by_name_and_value_and_changes_n
     let (service, address) = switchable().await;
     for (body, says) in [
         (r#"{"dependencies": ["limiter"]}"#, "for_s: must be 1 to 300, is 0"),
-        (r#"{"dependencies": ["limiter"], "for_s": 301}"#, "for_s: must be 1 to 300, is 301"),
+        (
+            r#"{"dependencies": ["limiter"], "for_s": 301}"#,
+            "for_s: must be 1 to 300, is 301",
+        ),
         (r#"{"dependencies": ["redis"], "for_s": 1}"#, "redis"),
         (r#"{"dependencies": [], "for": 1}"#, "for"),
         ("", "EOF"),
     ] {
         let answer = order(address, body).await;
         assert_eq!(answer.status, 400, "{body}: {answer:?}");
-        assert!(answer.json()["error"].as_str().unwrap().contains(says), "{body}: {answer:?}");
+        assert!(
+            answer.json()["error"].as_str().unwrap().contains(says),
+            "{body}: {answer:?}"
+        );
     }
     assert_eq!(order_as(address, "GET", "", "").await.status, 405);
     assert!(service.get("/ready").await.json().get("faults").is_none());

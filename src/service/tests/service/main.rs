@@ -15,6 +15,7 @@ mod bounds;
 mod certificates;
 mod command_line;
 mod deciding;
+mod drilling;
 mod ending;
 mod enforcing;
 mod envelopes;
