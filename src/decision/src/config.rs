@@ -5,6 +5,7 @@
 //! environment variable: the caller passes both in.
 
 mod canary;
+mod door;
 mod ext_authz;
 mod faults;
 mod filter;
@@ -19,6 +20,7 @@ mod signature;
 mod tracing;
 
 pub use canary::CanaryConfig;
+pub use door::{AdminConfig, HttpBounds, NO_TOKEN, TlsConfig, Token, is_token};
 pub use faults::{Fault, Faults};
 pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};
 pub use policy_file::parse_policy_file;
@@ -91,7 +93,15 @@ impl FileKind {
             Some(Self::Rules)
         } else if has(&["orgs", "plans", "providers", "prices"]) {
             Some(Self::Policy)
-        } else if has(&["listen", "limiter", "store_url", "policy", "metering", "capacity"]) {
+        } else if has(&[
+            "listen",
+            "limiter",
+            "store_url",
+            "policy",
+            "metering",
+            "capacity",
+            "admin",
+        ]) {
             Some(Self::Service)
         } else if has(&[
             "rules", "decision", "routes", "mode", "leases", "reply", "model", "tokens", "envelope",

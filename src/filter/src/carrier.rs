@@ -7,7 +7,7 @@ use core::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use portcullis_decision::config::LimitHeaders;
+use portcullis_decision::config::{LimitHeaders, Token};
 use portcullis_decision::gatehouse::{Callout, Effect, Gatehouse};
 use portcullis_decision::metric::Counter;
 use portcullis_decision::operation::OperationId;
@@ -28,6 +28,7 @@ pub(crate) struct Live {
     metrics: Metrics,
     upstream: String,
     authority: String,
+    token: Option<Token>,
     pub(crate) limit_headers: LimitHeaders,
     /// The host ticks: only then does anybody look at the streams that wait.
     pub(crate) ticks: Cell<bool>,
@@ -46,6 +47,7 @@ impl Live {
             metrics: Metrics::define(&config.rules.name),
             upstream: config.decision.upstream.clone(),
             authority: config.decision.authority.clone(),
+            token: config.decision.token.clone(),
             limit_headers: config.limit_headers,
             ticks: Cell::new(false),
             waiting: RefCell::new(VecDeque::new()),
@@ -86,20 +88,19 @@ impl Live {
     /// Calls the decision service.
     pub(crate) fn call(&self, callout: &Callout) -> Result<u32, host::Refused> {
         let trace = callout.trace.as_ref();
-        let (parent, state) = (trace.map(TraceContext::parent), trace.and_then(TraceContext::state));
-        let headers = [
+        let mut headers = vec![
             (":method", "POST"),
             (":path", callout.path),
             (":authority", &self.authority),
             (":scheme", "http"),
             ("content-type", "application/json"),
-            ("traceparent", parent.unwrap_or_default()),
-            ("tracestate", state.unwrap_or_default()),
+            ("authorization", self.token.as_ref().map_or("", |token| token.authorization())),
+            ("traceparent", trace.map_or("", TraceContext::parent)),
+            ("tracestate", trace.and_then(TraceContext::state).unwrap_or_default()),
         ];
-        // The last ones only if they are there.
-        let absent = usize::from(parent.is_none()).saturating_add(usize::from(state.is_none()));
-        let there = headers.get(..headers.len().saturating_sub(absent));
-        let headers = header_map::serialize(there.unwrap_or_default());
+        // What has no value is not sent.
+        headers.retain(|(_, value)| !value.is_empty());
+        let headers = header_map::serialize(&headers);
         let timeout_ms = u32::try_from(callout.timeout_ms).unwrap_or(u32::MAX);
         host::http_call(&self.upstream, &headers, &callout.body, timeout_ms)
     }

@@ -14,6 +14,7 @@ use portcullis_decision::config::{
 };
 use portcullis_decision::json::Node;
 
+use crate::door::DoorFiles;
 use crate::limiter::{self, Limiter};
 use crate::metering::{self, Meter};
 use crate::policy;
@@ -127,7 +128,8 @@ fn examine(file: &Path, environment: &Environment) -> Result<String, Faults> {
             let (config, _) = service(&text, environment)?;
             Collector::open(config.tracing.as_ref())?;
             policy::open(&config.policy)?;
-            meter(&config).map(|_| "service configuration".to_owned())
+            meter(&config)?;
+            DoorFiles::open(&config).map(|_| "service configuration".to_owned())
         }
     }
 }

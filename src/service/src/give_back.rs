@@ -115,10 +115,15 @@ impl GiveBack {
         }
     }
 
+    /// Give-backs that the store has not heard of.
+    pub fn len(&self) -> usize {
+        let queue = locked(&self.queue);
+        queue.waiting.len().saturating_add(queue.under_way)
+    }
+
     /// Whether nothing waits and nothing is under way.
     pub fn is_empty(&self) -> bool {
-        let queue = locked(&self.queue);
-        queue.waiting.is_empty() && queue.under_way == 0
+        self.len() == 0
     }
 
     fn next_batch(&self) -> Vec<(OperationId, Instant)> {

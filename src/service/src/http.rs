@@ -1,34 +1,42 @@
 //! The routes: JSON in, JSON out. What an answer means is decided elsewhere; a status other than 200 on `/v1/decide` is no
 //! verdict, and the filter treats it as `decision_unavailable`.
+//!
+//! With `tokens_file` whoever asks for a decision, settles or lets Envoy check has to bring a token; who looks how the service
+//! is (`/live`, `/ready`, `/metrics`) does not. A body has to be there within its time and its size.
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, FromRequestParts, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use portcullis_decision::class::Dependency;
 use portcullis_decision::config::Profile;
 use portcullis_decision::evaluation::request_fault;
 use portcullis_decision::ext_authz::CHECK_PATH;
+use portcullis_decision::log_line::{Level, LogLine};
 use portcullis_decision::trace::TraceContext;
 use portcullis_decision::wire::{DECIDE_PATH, DecideRequest, SETTLE_PATH, SettleRequest};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::canary::Canary;
+use crate::connections::Peer;
 use crate::decide::Decider;
 use crate::ext_authz::Checks;
+use crate::fault_switch::FaultSwitch;
 use crate::gates::Gates;
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::outliving::Outliving;
 use crate::readiness::Readiness;
 use crate::spans::Arrival;
+use crate::tokens::Tokens;
 
 /// Largest body of a decision, in bytes: an envelope's ids and limits take a few kilobytes.
 const LARGEST_DECIDE: usize = 64 * 1024;
@@ -46,10 +54,16 @@ pub struct App {
     pub gates: Arc<Gates>,
     /// Tries whether a limit holds; `None` where that is not configured.
     pub canary: Option<Arc<Canary>>,
+    /// What an operator lets fail; `None` in production.
+    pub faults: Option<Arc<FaultSwitch>>,
     /// Counts.
     pub metrics: Arc<Metrics>,
     /// Answers Envoy's `ext_authz`; `None` where that is not configured.
     pub checks: Option<Arc<Checks>>,
+    /// Who may ask; `None`: everybody.
+    pub tokens: Option<Arc<Tokens>>,
+    /// How long a body may take.
+    pub body_timeout: Duration,
     /// Held by every decision under way, so that a shutdown can wait for those whose connection has gone.
     pub under_way: mpsc::Sender<()>,
 }
@@ -81,7 +95,43 @@ impl<S: Sync> FromRequestParts<S> for Arrived {
     }
 }
 
-fn answered(status: StatusCode, body: String) -> Response {
+/// Proof that a request may ask: it brought a token, or none is needed. Looked for before its body is read.
+struct LetIn;
+
+impl FromRequestParts<App> for LetIn {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Refusal> {
+        app.let_in(&parts.headers, &parts.extensions)
+    }
+}
+
+/// A whole body, if it came within its time and its size.
+struct Whole(Result<Bytes, Refusal>);
+
+impl FromRequest<App> for Whole {
+    type Rejection = Infallible;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Infallible> {
+        let read = timeout(app.body_timeout, Bytes::from_request(request, app)).await;
+        Ok(Self(match read {
+            Ok(body) => body.map_err(|rejection| {
+                if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+                    app.metrics.turned_away("body_too_large");
+                }
+                Refusal(rejection.status(), rejection.body_text())
+            }),
+            Err(_) => {
+                app.metrics.turned_away("body_timeout");
+                let reason = "the body took longer than http.body_timeout_ms";
+                Err(Refusal(StatusCode::REQUEST_TIMEOUT, reason.to_owned()))
+            }
+        }))
+    }
+}
+
+/// An answer in JSON.
+pub(crate) fn answered(status: StatusCode, body: String) -> Response {
     let json = HeaderValue::from_static("application/json");
     (status, [(header::CONTENT_TYPE, json)], body).into_response()
 }
@@ -91,14 +141,18 @@ struct Refusal(StatusCode, String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        answered(self.0, json!({"error": self.1}).to_string())
+        let mut answer = answered(self.0, json!({"error": self.1}).to_string());
+        if self.0 == StatusCode::UNAUTHORIZED {
+            let headers = answer.headers_mut();
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        answer
     }
 }
 
 /// The request in a body, or what is wrong with it.
-fn parsed<T: for<'de> serde::Deserialize<'de>>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
-    let body = body.map_err(|rejection| Refusal(rejection.status(), rejection.body_text()))?;
-    serde_json::from_slice(&body).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.to_string()))
+fn parsed<T: for<'de> serde::Deserialize<'de>>(Whole(body): Whole) -> Result<T, Refusal> {
+    serde_json::from_slice(&body?).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.to_string()))
 }
 
 fn json_answer(answer: &impl serde::Serialize) -> Result<Response, Refusal> {
@@ -113,12 +167,37 @@ fn json_answer(answer: &impl serde::Serialize) -> Result<Response, Refusal> {
 
 impl App {
     /// The request in a body. What can't be read is logged too: to the filter it is an outage, and only the log says why.
-    fn read<T: for<'de> serde::Deserialize<'de>>(
-        &self,
-        what: &str,
-        body: Result<Bytes, BytesRejection>,
-    ) -> Result<T, Refusal> {
+    fn read<T: for<'de> serde::Deserialize<'de>>(&self, what: &str, body: Whole) -> Result<T, Refusal> {
         parsed(body).inspect_err(|Refusal(_, reason)| self.decider.tell_of_a_refusal(what, reason))
+    }
+
+    /// Refuses everything while an operator lets the service itself fail.
+    fn is_let_be(&self) -> Result<(), Refusal> {
+        let fails = |faults: &Arc<FaultSwitch>| faults.fails(Dependency::Decision);
+        if self.faults.as_ref().is_some_and(fails) {
+            let reason = "an operator lets this service fail, for a drill";
+            return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Turns away whoever needs a token and has none. To the filter that is an outage, and only the log says why.
+    fn let_in(&self, headers: &HeaderMap, extensions: &Extensions) -> Result<LetIn, Refusal> {
+        if self.tokens.as_ref().is_none_or(|tokens| tokens.admit(headers)) {
+            return Ok(LetIn);
+        }
+        self.metrics.turned_away("unauthorized");
+        let peer = extensions
+            .get::<Peer>()
+            .map_or_else(String::new, |Peer(peer)| format!(" from {peer}"));
+        let message = format!("a request{peer} was refused: it brought no token of tokens_file");
+        self.decider
+            .journal
+            .write(None, LogLine::new(Level::Warn, "unauthorized", message));
+        Err(Refusal(
+            StatusCode::UNAUTHORIZED,
+            "a token of tokens_file is needed".to_owned(),
+        ))
     }
 
     /// Refuses a filter of another profile: neither side can know which one is configured wrongly.
@@ -136,8 +215,10 @@ impl App {
 async fn decide(
     State(app): State<App>,
     Arrived(arrival): Arrived,
-    body: Result<Bytes, BytesRejection>,
+    _: LetIn,
+    body: Whole,
 ) -> Result<Response, Refusal> {
+    app.is_let_be()?;
     let request: DecideRequest = app.read("a decision", body)?;
     app.same_profile(request.profile, "a decision")?;
     if let Some(fault) = request_fault(&request) {
@@ -155,7 +236,8 @@ async fn decide(
     json_answer(&decision.await)
 }
 
-async fn settle(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, Refusal> {
+async fn settle(State(app): State<App>, _: LetIn, body: Whole) -> Result<Response, Refusal> {
+    app.is_let_be()?;
     let request: SettleRequest = app.read("a settle batch", body)?;
     app.same_profile(request.profile, "a settle batch")?;
     let answer = app
@@ -174,9 +256,13 @@ async fn check_or_nothing(
     request: Request,
 ) -> Result<Response, Refusal> {
     let is_check = |path: &str| path.strip_prefix(CHECK_PATH).is_some_and(|rest| rest.starts_with('/'));
-    match app.checks.filter(|_| is_check(request.uri().path())) {
+    match app.checks.clone().filter(|_| is_check(request.uri().path())) {
         // The body is not looked at: Envoy sends none unless it is told to.
-        Some(checks) => Ok(checks.answer(&request.into_parts().0, arrival, app.under_way).await),
+        Some(checks) => {
+            app.let_in(request.headers(), request.extensions())?;
+            app.is_let_be()?;
+            Ok(checks.answer(&request.into_parts().0, arrival, app.under_way).await)
+        }
         None => Err(Refusal(StatusCode::NOT_FOUND, "no such path".to_owned())),
     }
 }
@@ -191,6 +277,10 @@ async fn ready(State(app): State<App>) -> Response {
         body.insert("gates".to_owned(), app.gates.report());
         if let Some(canary) = &app.canary {
             body.insert("canary".to_owned(), canary.report());
+        }
+        let faults = app.faults.as_ref().map(|faults| faults.report());
+        if let Some(faults) = faults.filter(|faults| *faults != json!({})) {
+            body.insert("faults".to_owned(), faults);
         }
     }
     let status = if ready {

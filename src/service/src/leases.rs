@@ -21,6 +21,7 @@ use portcullis_decision::lease::is_leasable;
 use portcullis_decision::limits::{Resource, Scope};
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::wire::{DecideRequest, LeaseAsk, Return};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{locked, millis_since};
@@ -151,14 +152,19 @@ impl Desk {
     /// Notes a gateway; how many there are.
     fn gateways(&mut self, gateway: OperationId, now_ms: u64) -> u64 {
         if now_ms >= self.next_sweep_ms {
-            self.next_sweep_ms = now_ms.saturating_add(SWEEP_MS);
-            self.gateways
-                .retain(|_, at_ms| now_ms.saturating_sub(*at_ms) < GATEWAY_MS);
+            self.sweep(now_ms);
         }
         if self.gateways.len() < MOST_GATEWAYS || self.gateways.contains_key(&gateway) {
             self.gateways.insert(gateway, now_ms);
         }
         u64::try_from(self.gateways.len()).unwrap_or(u64::MAX).max(1)
+    }
+
+    /// Forgets gateways that are gone.
+    fn sweep(&mut self, now_ms: u64) {
+        self.next_sweep_ms = now_ms.saturating_add(SWEEP_MS);
+        self.gateways
+            .retain(|_, at_ms| now_ms.saturating_sub(*at_ms) < GATEWAY_MS);
     }
 
     fn remember(&mut self, block: OperationId, bundle: u64) {
@@ -275,6 +281,18 @@ impl LeaseDesk {
         if admissions > 1 {
             desk.remember(op, bundle.0);
         }
+    }
+
+    /// What there is to see of leases, as JSON.
+    pub fn json(&self) -> Value {
+        let now_ms = millis_since(self.epoch);
+        let mut desk = locked(&self.desk);
+        desk.sweep(now_ms);
+        json!({
+            "wanted": now_ms < self.wanted_until_ms.load(Ordering::Relaxed),
+            "gateways": desk.gateways.len(),
+            "blocks_remembered": desk.blocks.len()
+        })
     }
 
     /// Notes what came back.

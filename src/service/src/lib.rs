@@ -14,6 +14,7 @@
     )
 )]
 
+pub mod admin;
 mod backlog;
 pub mod bills;
 pub mod canary;
@@ -21,9 +22,12 @@ pub mod check;
 pub mod cli;
 pub mod connections;
 pub mod decide;
+pub mod door;
+pub mod drill;
 pub mod envelope;
 pub mod explain;
 pub mod ext_authz;
+pub mod fault_switch;
 pub mod flights;
 pub mod gates;
 pub mod give_back;
@@ -40,11 +44,14 @@ pub mod policy;
 pub mod postgres;
 pub mod readiness;
 pub mod replay;
+pub mod rereading;
+mod roots;
 pub mod schema;
 pub mod serve;
 pub mod settle;
 pub mod spans;
-mod tls;
+pub mod tls;
+pub mod tokens;
 pub mod unmetered;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

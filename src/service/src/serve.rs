@@ -5,17 +5,21 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use portcullis_decision::config::{Faults, ServiceConfig, Tiers};
+use portcullis_decision::config::{Faults, HttpBounds, ServiceConfig, Tiers};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::admin::{self, AdminState};
 use crate::canary::Canary;
 use crate::check::{self, FAULTY};
 use crate::cli::ServeArguments;
+use crate::connections::Door;
 use crate::decide::Decider;
+use crate::door::DoorFiles;
 use crate::ext_authz::Checks;
+use crate::fault_switch::{FaultSwitch, switchable};
 use crate::gates::Gates;
 use crate::http::{App, router};
 use crate::limiter::Limiter;
@@ -27,7 +31,7 @@ use crate::policy::PolicyStore;
 use crate::readiness::Readiness;
 use crate::spans::Spans;
 use crate::spans::export::Collector;
-use crate::{after, connections, policy};
+use crate::{after, connections, policy, unix_s};
 
 /// How long the end may take: what is under way is answered, and what has to be given back is.
 const GRACE: Duration = Duration::from_secs(10);
@@ -35,6 +39,8 @@ const GRACE: Duration = Duration::from_secs(10);
 const GIVE_BACK_GRACE: Duration = Duration::from_secs(2);
 /// How long spans may take to be sent at the end, also where nothing of that is left.
 const LEAST_FLUSH: Duration = Duration::from_millis(500);
+/// Connections of operators at a time.
+const MOST_OPERATORS: u64 = 64;
 /// Between two looks at whether all is given back.
 const GLANCE: Duration = Duration::from_millis(5);
 
@@ -46,6 +52,13 @@ struct Plan {
     policy: Option<Arc<dyn PolicyStore>>,
     meter: Option<Arc<dyn Meter>>,
     collector: Option<Collector>,
+    door: DoorFiles,
+}
+
+/// The sockets, before anybody is answered.
+struct Listeners {
+    gateways: TcpListener,
+    operators: Option<TcpListener>,
 }
 
 /// Serves until a signal. Exit code 0 after an orderly end, 1 if it could not start, 2 for a fault of the configuration.
@@ -63,19 +76,30 @@ pub fn run(arguments: &ServeArguments) -> ExitCode {
         Err(error) => return no_start(arguments, &format!("cannot start its threads: {error}")),
     };
     let code = runtime.block_on(async {
-        match connections::bind(&plan.config.listen, arguments.reuse_port).await {
-            Ok(listener) => serve(plan, listener)
+        match listen(&plan.config, arguments.reuse_port).await {
+            Ok(listeners) => serve(plan, listeners)
                 .await
                 .map_or_else(|why| no_start(arguments, &why), |()| ExitCode::SUCCESS),
-            Err(error) => no_start(
-                arguments,
-                &format!("listen: cannot listen on {}: {error}", plan.config.listen),
-            ),
+            Err(why) => no_start(arguments, &why),
         }
     });
     // A store that hangs must not hold up the process: what matters has been waited for.
     runtime.shutdown_background();
     code
+}
+
+async fn listen(config: &ServiceConfig, reuse_port: bool) -> Result<Listeners, String> {
+    let bind = async |key: &str, address: &str| {
+        let bound = connections::bind(address, reuse_port).await;
+        bound.map_err(|error| format!("{key}: cannot listen on {address}: {error}"))
+    };
+    Ok(Listeners {
+        gateways: bind("listen", &config.listen).await?,
+        operators: match &config.admin {
+            Some(admin) => Some(bind("admin.listen", &admin.listen.to_string()).await?),
+            None => None,
+        },
+    })
 }
 
 fn no_start(arguments: &ServeArguments, why: &str) -> ExitCode {
@@ -89,8 +113,10 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     let policy = policy::open(&config.policy)?;
     let meter = check::meter(&config)?;
     let collector = Collector::open(config.tracing.as_ref())?;
+    let door = DoorFiles::open(&config)?;
     Ok(Plan {
         collector,
+        door,
         policy,
         meter,
         config_hash: config.fingerprint(&text),
@@ -99,7 +125,7 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     })
 }
 
-async fn serve(plan: Plan, listener: TcpListener) -> Result<(), String> {
+async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
     let Plan {
         collector,
         config,
@@ -107,7 +133,9 @@ async fn serve(plan: Plan, listener: TcpListener) -> Result<(), String> {
         limiter,
         policy,
         meter,
+        door: files,
     } = plan;
+    let listener = listeners.gateways;
     // Before the first line, so that who reads it may send a signal.
     let signal = |kind| signal(kind).map_err(|error| format!("cannot wait for signals: {error}"));
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -138,11 +166,14 @@ async fn serve(plan: Plan, listener: TcpListener) -> Result<(), String> {
         policy = policy.as_ref().map_or("none", |policy| policy.scheme()),
         metering = meter.as_ref().map_or("none", |meter| meter.scheme()),
         capacity = tiers(&config.capacity),
+        door = files.kind(),
         ext_authz = config.ext_authz.as_ref().map_or("none", |checks| checks.rules.name.as_str()),
         version = env!("CARGO_PKG_VERSION"),
         tracing = if sending.is_some() { "otlp" } else { "none" },
         "listening on {address}",
     );
+    let faults = FaultSwitch::of(config.profile, &metrics);
+    let (limiter, policy, meter) = switchable(faults.as_ref(), limiter, policy, meter);
     let readiness = Arc::new(Readiness::new(&config, limiter.as_deref(), Arc::clone(&metrics)));
     let shared = limiter.as_ref().is_some_and(|limiter| limiter.is_shared());
     let decider = Decider::new(&config, limiter, Arc::clone(&metrics), Arc::clone(&journal));
@@ -173,6 +204,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> Result<(), String> {
             tokio::spawn(Arc::clone(&readiness).run(meter.clone()));
         }
     }
+    files.keep();
     let (under_way, mut all_done) = mpsc::channel(1);
     let checks = config.ext_authz.clone();
     let checks = checks.map(|checks| Arc::new(Checks::new(checks, &config_hash, Arc::clone(&decider))));
@@ -194,16 +226,57 @@ async fn serve(plan: Plan, listener: TcpListener) -> Result<(), String> {
     if let Some(canary) = &canary {
         tokio::spawn(Arc::clone(canary).run());
     }
+    let (admin_ends, admin_end) = oneshot::channel::<()>();
+    if let Some(listener) = listeners.operators {
+        let state = AdminState {
+            decider: Arc::clone(&decider),
+            readiness: Arc::clone(&readiness),
+            config_hash: config_hash.as_str().into(),
+            started_s: unix_s().unwrap_or_default(),
+            tokens: files.admin_tokens.clone(),
+            gates: Arc::clone(&gates),
+            faults: faults.clone(),
+            max_staleness_ms: config.policy.max_staleness_ms,
+        };
+        tell_operators(&listener, &state).map_err(|error| format!("admin.listen: {error}"))?;
+        let door = Door {
+            bounds: HttpBounds {
+                max_connections: MOST_OPERATORS,
+                ..config.http
+            },
+            certificates: None,
+            metrics: Arc::clone(&metrics),
+            journal: Arc::clone(&journal),
+        };
+        // Until the very end, so that it can be watched; then it ends with the process.
+        let end = async move { drop(admin_end.await) };
+        tokio::spawn(connections::serve(
+            listener,
+            admin::router(state),
+            door,
+            end,
+            Duration::ZERO,
+        ));
+    }
     let app = App {
         decider: Arc::clone(&decider),
         readiness,
         gates,
         canary,
-        metrics,
+        faults,
+        metrics: Arc::clone(&metrics),
         checks,
+        tokens: files.tokens,
+        body_timeout: Duration::from_millis(config.http.body_timeout_ms),
         under_way,
     };
-    let finished = connections::serve(listener, router(app), stop, GRACE).await;
+    let door = Door {
+        bounds: config.http,
+        certificates: files.certificates,
+        metrics,
+        journal: Arc::clone(&journal),
+    };
+    let finished = connections::serve(listener, router(app), door, stop, GRACE).await;
     let end = after(Instant::now(), GIVE_BACK_GRACE);
     // Decisions whose connection has gone; the channel ends when the last one has dropped its sender.
     let decided = timeout_at(end, all_done.recv()).await.is_ok();
@@ -220,6 +293,7 @@ async fn serve(plan: Plan, listener: TcpListener) -> Result<(), String> {
             .end(end.saturating_duration_since(Instant::now()).max(LEAST_FLUSH))
             .await;
     }
+    drop(admin_ends);
     journal.flush_all();
     unmetered.tell_of_the_lost();
     bills.tell_of_the_lost();
@@ -228,6 +302,18 @@ async fn serve(plan: Plan, listener: TcpListener) -> Result<(), String> {
     } else {
         tracing::warn!(event = "stopped", "something under way could not be finished in time");
     }
+    Ok(())
+}
+
+/// Says where operators look in, and who may.
+fn tell_operators(listener: &TcpListener, state: &AdminState) -> io::Result<()> {
+    let address = listener.local_addr()?;
+    let who = if state.tokens.is_some() {
+        "who has a token"
+    } else {
+        "whoever reaches the address"
+    };
+    tracing::info!(event = "admin_listening", listen = %address, "operators look in at {address}: {who}");
     Ok(())
 }
 

@@ -13,6 +13,8 @@ mod backed;
 mod cancels;
 mod capacity;
 mod cases;
+#[path = "../../../src/service/tests/stores/certificates.rs"]
+mod certificates;
 mod clients;
 mod clocks;
 #[path = "../../../src/service/tests/collector/mod.rs"]
@@ -20,6 +22,7 @@ mod collector;
 mod compose;
 mod config_faults;
 mod contract_limits;
+mod drill;
 mod envelope_headers;
 mod expect;
 #[path = "../../../src/service/tests/explain/case.rs"]
@@ -54,6 +57,7 @@ mod postgres;
 mod proxy;
 mod replayed;
 mod routes;
+mod service_door;
 mod shadow;
 mod signatures;
 #[path = "../../../src/service/tests/stores/mod.rs"]

@@ -47,6 +47,7 @@ fn read_decision(section: &mut Section<'_>, faults: &mut Faults) -> Option<Decis
     Some(DecisionTarget {
         upstream: String::new(),
         authority: String::new(),
+        token: None,
         timeout_ms: timeout_ms.unwrap_or(250),
     })
 }

@@ -5,6 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::Profile;
+use super::door::{Token, read_token};
 use super::faults::{Faults, shown};
 use super::pause::read_pause;
 use super::rule_file::{check_with_profile, named_or_inline};
@@ -84,6 +85,8 @@ pub struct DecisionTarget {
     pub upstream: String,
     /// The `:authority` of the calls.
     pub authority: String,
+    /// By what the service knows who calls; `None`: nothing is sent.
+    pub token: Option<Token>,
     /// The whole time that a decision may take, in milliseconds, a retry included.
     pub timeout_ms: u64,
 }
@@ -149,7 +152,7 @@ impl FilterConfig {
     /// A short fingerprint of the text that this was parsed from. Secrets don't go into it, so that nothing of them comes out
     /// of it: one that was replaced under the same id leaves it as it was.
     pub fn fingerprint(&self, text: &[u8]) -> String {
-        if self.signatures.is_some() {
+        if self.signatures.is_some() || self.decision.token.is_some() {
             fingerprint_without_secrets(&[], text)
         } else {
             super::fingerprint(text)
@@ -415,11 +418,13 @@ fn read_decision(section: &mut Section<'_>, faults: &mut Faults) -> Option<Decis
             );
         }
     }
+    let token = read_token(&mut decision, "token", faults);
     let timeout_ms = read_timeout(&mut decision, faults);
     decision.finish(faults);
     Some(DecisionTarget {
         upstream: upstream?.to_owned(),
         authority: authority.to_owned(),
+        token,
         timeout_ms,
     })
 }

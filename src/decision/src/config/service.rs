@@ -8,6 +8,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::canary::CanaryConfig;
+use super::door::{AdminConfig, HttpBounds, TlsConfig, optional_file, read_admin, read_http, read_tls};
 use super::faults::{Faults, shown};
 use super::section::{PASSTHROUGH_IS_GONE, Section, integer_of, is_off, retired_switch, root, word_of};
 use super::tracing::TracingConfig;
@@ -136,6 +137,14 @@ pub struct ServiceConfig {
     pub profile: Profile,
     /// `host:port` to listen on.
     pub listen: String,
+    /// The file of the tokens that callers have to bring; `None`: they need none.
+    pub tokens_file: Option<String>,
+    /// `None`: without TLS.
+    pub tls: Option<TlsConfig>,
+    /// What callers may take of the service.
+    pub http: HttpBounds,
+    /// Where operators look in; `None`: nowhere.
+    pub admin: Option<AdminConfig>,
     /// The limiter.
     pub limiter: LimiterConfig,
     /// The policy store.
@@ -207,6 +216,10 @@ fn read(node: &Node, environment: &Environment, faults: &mut Faults) -> Option<S
             );
         }
     }
+    let tokens_file = optional_file(&mut section, "tokens_file", faults);
+    let tls = read_tls(&mut section, faults);
+    let http = read_http(&mut section, faults);
+    let admin = read_admin(&mut section, profile, faults);
     let store_url = match section.get("store_url") {
         None | Some(Node::Null) => None,
         Some(_) => section.text("store_url", faults).filter(|text| !text.is_empty()),
@@ -234,6 +247,10 @@ fn read(node: &Node, environment: &Environment, faults: &mut Faults) -> Option<S
     Some(ServiceConfig {
         profile: profile?,
         listen: listen?,
+        tokens_file,
+        tls,
+        http,
+        admin,
         limiter,
         policy: PolicyConfig {
             url: policy.0,

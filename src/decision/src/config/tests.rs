@@ -456,3 +456,86 @@ fn an_address_for_spans_that_cannot_be_used_is_named_and_not_shown() {
         );
     }
 }
+
+#[test]
+fn a_token_is_sent_as_it_is_shown_nowhere_and_changes_no_fingerprint() {
+    let config = |decision: &str| {
+        std::format!(
+            r#"{{"profile": "production", "rules": "contract-limits", "decision": {{"upstream": "p"{decision}}}}}"#
+        )
+    };
+    let fingerprint = |text: &str| {
+        FilterConfig::parse(text.as_bytes())
+            .unwrap()
+            .fingerprint(text.as_bytes())
+    };
+    let one = config(r#", "token": "abcdefghijklmnopqrstuvwxyz012345""#);
+    let other = config(r#", "token": "543210zyxwvutsrqponmlkjihgfedcba""#);
+    let parsed = FilterConfig::parse(one.as_bytes()).unwrap();
+    let token = parsed.decision.token.as_ref().unwrap();
+    assert_eq!(token.authorization(), "Bearer abcdefghijklmnopqrstuvwxyz012345");
+    assert!(!std::format!("{parsed:?}").contains("abcdefgh"));
+    assert_eq!(fingerprint(&one), fingerprint(&other));
+    assert_ne!(fingerprint(&one), fingerprint(&config("")));
+    assert_ne!(fingerprint(&one), fingerprint(&one.replace("\"p\"", "\"q\"")));
+    let message = std::format!("decision.token: {NO_TOKEN}");
+    for bad in [
+        "",
+        "hunter2",
+        "hunter2 hunter2 hunter2 hunter2 hunter2",
+        "hunter2hunter2hunter2hunter2hunter\u{fc}",
+    ] {
+        assert_eq!(
+            filter_faults(&config(&std::format!(r#", "token": "{bad}""#))),
+            [message.as_str()]
+        );
+    }
+    assert_eq!(
+        filter_faults(&config(r#", "token": ["hunter2"]"#)),
+        ["decision.token: must be a string, is an array"]
+    );
+}
+
+#[test]
+fn operators_look_in_on_loopback_and_outside_development_with_a_token() {
+    let faults = |profile: &str, admin: &str| {
+        let text = std::format!(
+            r#"{{"profile": "{profile}", "listen": "127.0.0.1:0", "limiter": {{"url": "redis://r"}}, "policy": null,
+                "metering": null, "admin": {admin}}}"#
+        );
+        service(&text, &Environment::default()).err().unwrap_or_default()
+    };
+    for good in [
+        r#"{"listen": "127.0.0.1:8182", "token_file": "t"}"#,
+        r#"{"listen": "[::1]:0", "token_file": "t"}"#,
+        "null",
+    ] {
+        assert!(faults("production", good).is_empty(), "{good}");
+    }
+    assert!(faults("development", r#"{"listen": "127.8.9.1:0"}"#).is_empty());
+    let far = "must be a loopback address with a port, such as \"127.0.0.1:8182\", is";
+    for (profile, admin, expected) in [
+        (
+            "development",
+            r#"{"listen": "0.0.0.0:1"}"#,
+            std::format!("admin.listen: {far} \"0.0.0.0:1\""),
+        ),
+        (
+            "development",
+            r#"{"listen": "[::]:1"}"#,
+            std::format!("admin.listen: {far} \"[::]:1\""),
+        ),
+        (
+            "development",
+            r#"{"listen": "localhost:1"}"#,
+            std::format!("admin.listen: {far} \"localhost:1\""),
+        ),
+        (
+            "staging",
+            r#"{"listen": "127.0.0.1:1"}"#,
+            "admin.token_file: required in staging: a file with one token a line".into(),
+        ),
+    ] {
+        assert_eq!(faults(profile, admin), [expected]);
+    }
+}

@@ -294,6 +294,12 @@ impl Stream {
             deciding.request.retry = true;
             self.dispatch(*deciding, now_ms, &mut effects);
         } else {
+            // A 401 is a token that the service does not know, and no outage looks like it.
+            if let Some(status) = answer.status.filter(|status| *status != 200) {
+                let message = alloc::format!("the call for a decision was answered with status {status}");
+                let line = self.line(Level::Warn, "decision_status", message);
+                gatehouse.log(line, now_ms, &mut effects);
+            }
             self.undecided(gatehouse, &deciding, now_ms, &mut effects);
         }
         effects

@@ -16,11 +16,11 @@ use tokio_postgres::{Client, Config, Error};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::address::AddressFault;
-use crate::tls;
+use crate::roots;
 
 /// TLS whose certificates are checked by the roots in a file, or by the system's.
 pub(super) fn verified(file: Option<&Path>) -> Result<MakeRustlsConnect, AddressFault> {
-    let config = tls::verifying(file).ok_or(AddressFault::NoRoots)?;
+    let config = roots::verifying(file).ok_or(AddressFault::NoRoots)?;
     Ok(MakeRustlsConnect::new(config))
 }
 

@@ -34,7 +34,7 @@ use tokio::time::timeout;
 use super::Spans;
 use crate::logs::Journal;
 use crate::metrics::Metrics;
-use crate::tls;
+use crate::roots;
 
 /// The most spans that wait or are under way: some megabytes.
 const MOST_WAITING: usize = 8_192;
@@ -64,9 +64,9 @@ impl Collector {
     pub fn open(config: Option<&TracingConfig>) -> Result<Option<Self>, Faults> {
         let Some(config) = config else { return Ok(None) };
         let tls = if config.endpoint.starts_with("https:") {
-            tls::verifying(None)
+            roots::verifying(None)
         } else {
-            tls::trusting_nobody()
+            roots::trusting_nobody()
         };
         let Some(tls) = tls else {
             let mut faults = Faults::default();

@@ -231,6 +231,10 @@ struct Decision {
     /// The `:authority` of the calls.
     #[schemars(default = "authority", regex(pattern = "^[!-~]{1,512}$"))]
     authority: String,
+    /// A token of the service's `tokens_file`, sent as `authorization: Bearer TOKEN` with each call: `openssl rand -base64 32`
+    /// makes one.
+    #[schemars(default, with = "String", regex(pattern = "^[A-Za-z0-9._~+/=-]{32,512}$"))]
+    token: Option<String>,
     /// The whole time that a decision may take, in milliseconds, one retry included.
     #[schemars(default = "figure::<250>", range(min = 40, max = 60_000))]
     timeout_ms: u64,

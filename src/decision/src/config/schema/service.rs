@@ -25,6 +25,18 @@ pub(super) struct ServiceFile {
     /// Where to listen, `host:port`.
     #[schemars(regex(pattern = "^.+:[0-9]+$"))]
     listen: String,
+    /// A file with one token a line; whoever asks for a decision has to bring one of them. Left out: nobody has to.
+    #[schemars(default, length(min = 1))]
+    tokens_file: Option<String>,
+    /// With what the service shows who it is. Left out: no TLS.
+    #[schemars(default)]
+    tls: Option<Tls>,
+    /// What callers may take of the service.
+    #[schemars(default, with = "Http")]
+    http: Option<Http>,
+    /// Where operators look in. Left out: nowhere.
+    #[schemars(default)]
+    admin: Option<Admin>,
     /// The limiter's address, where `limiter.url` is left out.
     #[schemars(default)]
     store_url: Option<String>,
@@ -51,6 +63,59 @@ pub(super) struct ServiceFile {
     tracing: Option<Tracing>,
     #[schemars(default)]
     allow_passthrough: Retired,
+}
+
+/// With what the service shows who it is, and whom it knows.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Tls {
+    /// A PEM file: the service's certificate, and those between it and its root.
+    #[schemars(length(min = 1))]
+    certificate: String,
+    /// A PEM file: the certificate's key.
+    #[schemars(length(min = 1))]
+    key: String,
+    /// A PEM file: whose certificates a client must have. Left out: it needs none.
+    #[schemars(default, length(min = 1))]
+    client_ca: Option<String>,
+}
+
+/// What callers may take of the service.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Http {
+    /// Connections at a time; one more is closed at once.
+    #[schemars(default = "figure::<4096>", range(min = 1, max = 1_000_000))]
+    max_connections: u64,
+    /// A request's head, in bytes; a longer one is 431.
+    #[schemars(default = "figure::<65536>", range(min = 8_192, max = 1_048_576))]
+    max_header_bytes: u64,
+    /// From a request's first byte to the end of its head, and from a connection's begin to the end of its first head, in
+    /// milliseconds.
+    #[schemars(default = "figure::<10000>", range(min = 100, max = 600_000))]
+    header_timeout_ms: u64,
+    /// From the end of a request's head to the end of its body, in milliseconds; a later one is 408.
+    #[schemars(default = "figure::<10000>", range(min = 100, max = 600_000))]
+    body_timeout_ms: u64,
+    /// How long a connection may wait for its next request, in milliseconds. Longer than the gateway's own, so that the
+    /// gateway is the one who closes.
+    #[schemars(default = "figure::<7200000>", range(min = 100, max = 86_400_000))]
+    idle_timeout_ms: u64,
+}
+
+/// Where operators look in: on an address that only this machine reaches.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Admin {
+    /// A loopback address with its port, such as `127.0.0.1:8182`.
+    #[schemars(regex(pattern = r"^(127(\.[0-9]{1,3}){3}|\[::1\]):[0-9]{1,5}$"))]
+    listen: String,
+    /// A file with one token a line; any of them is let in. Required outside development.
+    #[schemars(default, length(min = 1))]
+    token_file: Option<String>,
 }
 
 /// Where counters live.

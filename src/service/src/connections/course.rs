@@ -1,0 +1,286 @@
+//! The course of one connection: what it is waited for, and until when; and the stream that breaks off what is late.
+//!
+//! A client that sends a head byte by byte would hold its connection for ever. A gateway that has nothing to ask holds it for
+//! long, rightly. hyper's own `header_read_timeout` takes them for the same (in version 1.12 it runs from when a connection
+//! begins to wait for a head), so the time of a head is measured here: from its first byte, or, for the first head of all,
+//! from the connection's begin. A connection between two requests has the idle timeout instead, and one whose client does not
+//! read its answer is broken off too.
+//!
+//! In HTTP/2 frames other than heads come at any time, so after its first request such a connection has the idle timeout
+//! alone: what a head in pieces can hold there is one connection, bounded in size by the largest list of headers. Left out on
+//! purpose: bodies, which have a deadline of their own where they are read.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::{after, locked};
+
+/// How long the parts of a connection's life may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// For a head, and for a client that does not read.
+    pub(super) head: Duration,
+    /// Between two requests.
+    pub(super) idle: Duration,
+}
+
+/// Why a connection was broken off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Late {
+    /// A head did not come to its end.
+    Head = 1,
+    /// No request came.
+    Idle = 2,
+    /// The client did not read its answer.
+    Reading = 3,
+}
+
+impl Late {
+    /// The label `reason` of the metric.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Head => "header_timeout",
+            Self::Idle => "idle_timeout",
+            Self::Reading => "write_timeout",
+        }
+    }
+
+    /// What happened, for a log line.
+    pub(super) const fn message(self) -> &'static str {
+        match self {
+            Self::Head => "a request's head took longer than http.header_timeout_ms",
+            Self::Idle => "no request came within http.idle_timeout_ms",
+            Self::Reading => "the client did not read its answer",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// A head is to come to its end until then.
+    Head(Instant),
+    /// A request is to begin until then.
+    Idle(Instant),
+    /// So many requests are being answered.
+    Busy(u32),
+}
+
+/// The course of a connection, shared by its stream and its requests.
+#[derive(Debug)]
+pub(super) struct Course {
+    patience: Patience,
+    phase: Mutex<Phase>,
+    /// Who read last while a request was being answered: nobody would look at the clock once it is.
+    reader: Mutex<Option<Waker>>,
+    /// HTTP/2: bytes between two requests are no head's. 0 until a request has said.
+    version: AtomicU8,
+    late: AtomicU8,
+}
+
+impl Course {
+    /// A connection that begins now.
+    pub(super) fn new(patience: Patience) -> Arc<Self> {
+        Arc::new(Self {
+            patience,
+            phase: Mutex::new(Phase::Head(after(Instant::now(), patience.head))),
+            reader: Mutex::default(),
+            version: AtomicU8::new(0),
+            late: AtomicU8::new(0),
+        })
+    }
+
+    /// A request's head has come to its end; it is being answered until what is returned is dropped.
+    pub(super) fn request(self: &Arc<Self>, is_http2: bool) -> Request {
+        self.version.store(if is_http2 { 2 } else { 1 }, Ordering::Relaxed);
+        let mut phase = locked(&self.phase);
+        *phase = match *phase {
+            Phase::Busy(requests) => Phase::Busy(requests.saturating_add(1)),
+            Phase::Head(_) | Phase::Idle(_) => Phase::Busy(1),
+        };
+        Request(Arc::clone(self))
+    }
+
+    /// Why it was broken off, if it was.
+    pub(super) fn late(&self) -> Option<Late> {
+        match self.late.load(Ordering::Relaxed) {
+            1 => Some(Late::Head),
+            2 => Some(Late::Idle),
+            3 => Some(Late::Reading),
+            _ => None,
+        }
+    }
+
+    fn bytes_came(&self) {
+        let mut phase = locked(&self.phase);
+        if let Phase::Idle(_) = *phase {
+            let now = Instant::now();
+            *phase = if self.version.load(Ordering::Relaxed) == 2 {
+                Phase::Idle(after(now, self.patience.idle))
+            } else {
+                Phase::Head(after(now, self.patience.head))
+            };
+        }
+    }
+
+    /// Until when something has to come, and what it is otherwise.
+    fn due(&self) -> Option<(Instant, Late)> {
+        match *locked(&self.phase) {
+            Phase::Head(until) => Some((until, Late::Head)),
+            Phase::Idle(until) => Some((until, Late::Idle)),
+            Phase::Busy(_) => None,
+        }
+    }
+
+    fn reads(&self, waker: &Waker) {
+        let mut reader = locked(&self.reader);
+        if reader.as_ref().is_none_or(|known| !known.will_wake(waker)) {
+            *reader = Some(waker.clone());
+        }
+    }
+
+    fn broken_off(&self, late: Late) -> io::Error {
+        self.late.store(late as u8, Ordering::Relaxed);
+        io::Error::new(io::ErrorKind::TimedOut, late.name())
+    }
+}
+
+/// A request that is being answered.
+#[derive(Debug)]
+pub(super) struct Request(Arc<Course>);
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let mut phase = locked(&self.0.phase);
+        *phase = match *phase {
+            Phase::Busy(requests) if requests > 1 => Phase::Busy(requests.saturating_sub(1)),
+            _ => Phase::Idle(after(Instant::now(), self.0.patience.idle)),
+        };
+        let is_idle = matches!(*phase, Phase::Idle(_));
+        drop(phase);
+        if let Some(reader) = locked(&self.0.reader).take_if(|_| is_idle) {
+            reader.wake();
+        }
+    }
+}
+
+/// A deadline that may move.
+#[derive(Default)]
+struct Alarm(Option<Pin<Box<Sleep>>>);
+
+impl Alarm {
+    /// Whether the time has come; if not, the task is woken then.
+    fn poll(&mut self, context: &mut Context<'_>, at: Instant) -> bool {
+        let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        if sleep.deadline() != at {
+            sleep.as_mut().reset(at);
+        }
+        sleep.as_mut().poll(context).is_ready()
+    }
+}
+
+/// A stream that breaks off when its course is late.
+pub(super) struct Timed<S> {
+    stream: S,
+    course: Arc<Course>,
+    reading: Alarm,
+    writing: Alarm,
+    /// Until when the client has to take what is written, while it does not.
+    unread_until: Option<Instant>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Timed<S> {
+    pub(super) fn new(stream: S, course: Arc<Course>) -> Self {
+        Self {
+            stream,
+            course,
+            reading: Alarm::default(),
+            writing: Alarm::default(),
+            unread_until: None,
+        }
+    }
+
+    /// What became of an attempt to write, unless the client has not read for too long.
+    fn written<T>(&mut self, context: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if polled.is_ready() {
+            self.unread_until = None;
+            return polled;
+        }
+        let patience = self.course.patience.head;
+        let until = *self.unread_until.get_or_insert_with(|| after(Instant::now(), patience));
+        if self.writing.poll(context, until) {
+            return Poll::Ready(Err(self.course.broken_off(Late::Reading)));
+        }
+        Poll::Pending
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Timed<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut this.stream).poll_read(context, buffer);
+        if polled.is_ready() {
+            if buffer.filled().len() > before {
+                this.course.bytes_came();
+            } else {
+                return polled;
+            }
+        }
+        let Some((until, late)) = this.course.due() else {
+            this.course.reads(context.waker());
+            return polled;
+        };
+        // A head that comes byte by byte is late all the same.
+        let is_late = if polled.is_ready() {
+            Instant::now() >= until
+        } else {
+            this.reading.poll(context, until)
+        };
+        if is_late {
+            return Poll::Ready(Err(this.course.broken_off(late)));
+        }
+        polled
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.written(context, polled)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.stream).poll_flush(context);
+        self.written(context, polled)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.written(context, polled)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        self.written(context, polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
