@@ -94,7 +94,10 @@ impl Live {
             (":authority", &self.authority),
             (":scheme", "http"),
             ("content-type", "application/json"),
-            ("authorization", self.token.as_ref().map_or("", |token| token.authorization())),
+            (
+                "authorization",
+                self.token.as_ref().map_or("", |token| token.authorization()),
+            ),
             ("traceparent", trace.map_or("", TraceContext::parent)),
             ("tracestate", trace.and_then(TraceContext::state).unwrap_or_default()),
         ];

@@ -212,12 +212,7 @@ impl App {
     }
 }
 
-async fn decide(
-    State(app): State<App>,
-    Arrived(arrival): Arrived,
-    _: LetIn,
-    body: Whole,
-) -> Result<Response, Refusal> {
+async fn decide(State(app): State<App>, Arrived(arrival): Arrived, _: LetIn, body: Whole) -> Result<Response, Refusal> {
     app.is_let_be()?;
     let request: DecideRequest = app.read("a decision", body)?;
     app.same_profile(request.profile, "a decision")?;
