@@ -89,11 +89,15 @@ impl Live {
         let mut headers = vec![
             (":method", "POST"),
             (":path", callout.path),
-            (":authority", &self.authority),
+            (":authority", self.authority.as_str()),
             (":scheme", "http"),
             ("content-type", "application/json"),
         ];
         headers.extend(self.token.iter().map(|token| ("authorization", token.authorization())));
+        if let Some(trace) = &callout.trace {
+            headers.push(("traceparent", trace.parent()));
+            headers.extend(trace.state().map(|state| ("tracestate", state)));
+        }
         let headers = header_map::serialize(&headers);
         let timeout_ms = u32::try_from(callout.timeout_ms).unwrap_or(u32::MAX);
         host::http_call(&self.upstream, &headers, &callout.body, timeout_ms)

@@ -20,6 +20,7 @@ use portcullis_decision::config::Profile;
 use portcullis_decision::evaluation::request_fault;
 use portcullis_decision::ext_authz::CHECK_PATH;
 use portcullis_decision::log_line::{Level, LogLine};
+use portcullis_decision::trace::TraceContext;
 use portcullis_decision::wire::{DECIDE_PATH, DecideRequest, SETTLE_PATH, SettleRequest};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -34,6 +35,7 @@ use crate::gates::Gates;
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::outliving::Outliving;
 use crate::readiness::Readiness;
+use crate::spans::Arrival;
 use crate::tokens::Tokens;
 
 /// Largest body of a decision, in bytes: an envelope's ids and limits take a few kilobytes.
@@ -78,15 +80,18 @@ pub fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// When the request's head arrived: the start of its budget. The first argument of a handler, so that reading the body
-/// counts.
-struct Arrived(Instant);
+/// When the request's head arrived: the start of its budget; and the trace that it names. The first argument of a handler,
+/// so that reading the body counts.
+struct Arrived(Arrival);
 
 impl<S: Sync> FromRequestParts<S> for Arrived {
     type Rejection = Infallible;
 
-    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self(Instant::now()))
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let at = Instant::now();
+        let headers = parts.headers.iter();
+        let trace = TraceContext::of(headers.map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes())));
+        Ok(Self(Arrival { at, trace }))
     }
 }
 
@@ -207,7 +212,7 @@ impl App {
     }
 }
 
-async fn decide(State(app): State<App>, Arrived(at): Arrived, _: LetIn, body: Whole) -> Result<Response, Refusal> {
+async fn decide(State(app): State<App>, Arrived(arrival): Arrived, _: LetIn, body: Whole) -> Result<Response, Refusal> {
     app.is_let_be()?;
     let request: DecideRequest = app.read("a decision", body)?;
     app.same_profile(request.profile, "a decision")?;
@@ -219,7 +224,7 @@ async fn decide(State(app): State<App>, Arrived(at): Arrived, _: LetIn, body: Wh
     // When the connection goes away this handler is dropped, and the decision goes on to its end, so that what it charges is
     // either answered for or given back.
     let decision = Outliving::new(async move {
-        let answer = decider.decide(&request, at).await;
+        let answer = decider.decide(&request, arrival).await;
         drop(under_way);
         answer
     });
@@ -240,14 +245,18 @@ async fn settle(State(app): State<App>, _: LetIn, body: Whole) -> Result<Respons
 
 /// Any method on any path below [`CHECK_PATH`], which the asked-about request's own path follows: nothing that a router
 /// could match.
-async fn check_or_nothing(State(app): State<App>, Arrived(at): Arrived, request: Request) -> Result<Response, Refusal> {
+async fn check_or_nothing(
+    State(app): State<App>,
+    Arrived(arrival): Arrived,
+    request: Request,
+) -> Result<Response, Refusal> {
     let is_check = |path: &str| path.strip_prefix(CHECK_PATH).is_some_and(|rest| rest.starts_with('/'));
     match app.checks.clone().filter(|_| is_check(request.uri().path())) {
         // The body is not looked at: Envoy sends none unless it is told to.
         Some(checks) => {
             app.let_in(request.headers(), request.extensions())?;
             app.is_let_be()?;
-            Ok(checks.answer(&request.into_parts().0, at, app.under_way).await)
+            Ok(checks.answer(&request.into_parts().0, arrival, app.under_way).await)
         }
         None => Err(Refusal(StatusCode::NOT_FOUND, "no such path".to_owned())),
     }

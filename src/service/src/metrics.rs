@@ -72,6 +72,7 @@ pub struct Metrics {
     /// Bills of models that have no price.
     pub unpriced: Counter,
     turned_away: Family<Labels<1>, Counter>,
+    spans: Family<Labels<1>, Counter>,
     checks: Family<Vec<(&'static str, String)>, Counter>,
     enforcing: Family<Vec<(&'static str, String)>, Gauge>,
     gate_state: Family<Labels<2>, Gauge>,
@@ -111,6 +112,7 @@ impl Default for Metrics {
             bills_of_holds: Counter::default(),
             unpriced: Counter::default(),
             turned_away: Family::default(),
+            spans: Family::default(),
             checks: Family::default(),
             enforcing: Family::default(),
             gate_state: Family::default(),
@@ -254,6 +256,11 @@ impl Metrics {
             self.turned_away.clone(),
         );
         registry.register(
+            "spans",
+            "Spans of decisions: sent, lost by a collector that did not take them, dropped for want of room",
+            self.spans.clone(),
+        );
+        registry.register(
             "ext_authz",
             "What became of guarded requests that Envoy's ext_authz asked about, by the names of the filter's counters",
             self.checks.clone(),
@@ -321,6 +328,11 @@ impl Metrics {
         self.enforcing
             .get_or_create(&vec![("rules", rules.to_owned())])
             .set(i64::from(is));
+    }
+
+    /// Counts what became of spans: `sent`, `lost` by a collector that did not take them, `dropped` for want of room.
+    pub fn spans(&self, outcome: &'static str, by: u64) {
+        self.spans.get_or_create(&[("outcome", outcome)]).inc_by(by);
     }
 
     /// Counts what became of a lease that was asked for.

@@ -17,6 +17,8 @@ mod cases;
 mod certificates;
 mod clients;
 mod clocks;
+#[path = "../../../src/service/tests/collector/mod.rs"]
+mod collector;
 mod compose;
 mod config_faults;
 mod contract_limits;
@@ -63,6 +65,7 @@ mod stores_limiter;
 mod stores_postgres;
 #[path = "../../../src/decision/tests/table/mod.rs"]
 mod table;
+mod tracing;
 mod unenforced;
 mod withholding;
 mod world;

@@ -13,6 +13,8 @@ mod admin;
 mod bounds;
 #[path = "../stores/certificates.rs"]
 mod certificates;
+#[path = "../collector/mod.rs"]
+mod collector;
 mod command_line;
 mod deciding;
 mod drilling;
@@ -27,4 +29,5 @@ mod settling;
 mod surfaces;
 mod tls;
 mod tokens;
+mod tracing;
 mod wire;
