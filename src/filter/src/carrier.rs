@@ -86,15 +86,18 @@ impl Live {
 
     /// Calls the decision service.
     pub(crate) fn call(&self, callout: &Callout) -> Result<u32, host::Refused> {
-        let mut headers = vec![
+        let token = self.token.as_ref().map(Token::authorization);
+        let headers = [
             (":method", "POST"),
             (":path", callout.path),
             (":authority", &self.authority),
             (":scheme", "http"),
             ("content-type", "application/json"),
+            ("authorization", token.unwrap_or_default()),
         ];
-        headers.extend(self.token.iter().map(|token| ("authorization", token.authorization())));
-        let headers = header_map::serialize(&headers);
+        // The last one only if there is a token.
+        let count = if token.is_some() { 6 } else { 5 };
+        let headers = header_map::serialize(headers.get(..count).unwrap_or_default());
         let timeout_ms = u32::try_from(callout.timeout_ms).unwrap_or(u32::MAX);
         host::http_call(&self.upstream, &headers, &callout.body, timeout_ms)
     }
