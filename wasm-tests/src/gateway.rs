@@ -170,6 +170,12 @@ impl Gateway {
             .text()
     }
 
+    /// Everything that Envoy prints for Prometheus.
+    pub async fn prometheus(&self) -> String {
+        let stats = Call::get("/stats/prometheus");
+        Connection::open(self.admin).await.call(&stats).await.text()
+    }
+
     /// Any of Envoy's own counters, by its full name.
     pub async fn envoy_stat(&self, name: &str) -> i64 {
         let stats = Connection::open(self.admin).await.call(&Call::get("/stats")).await;

@@ -4,6 +4,7 @@
 //! `portcullis serve` call these parsers and no others, so they find the same faults. Nothing here reads a file or an
 //! environment variable: the caller passes both in.
 
+mod canary;
 mod door;
 mod ext_authz;
 mod faults;
@@ -17,6 +18,7 @@ mod section;
 mod service;
 mod signature;
 
+pub use canary::CanaryConfig;
 pub use door::{AdminConfig, HttpBounds, NO_TOKEN, TlsConfig, Token, is_token};
 pub use faults::{Fault, Faults};
 pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};

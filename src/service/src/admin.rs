@@ -21,6 +21,7 @@ use axum::routing::get;
 use serde_json::json;
 
 use crate::decide::Decider;
+use crate::gates::Gates;
 use crate::http::answered;
 use crate::readiness::Readiness;
 use crate::tokens::Tokens;
@@ -35,6 +36,8 @@ pub struct AdminState {
     pub decider: Arc<Decider>,
     /// Knows the dependencies.
     pub readiness: Arc<Readiness>,
+    /// Knows what becomes of each gate.
+    pub gates: Arc<Gates>,
     /// The fingerprint of the configuration.
     pub config_hash: Arc<str>,
     /// When the service started, in seconds since 1970.

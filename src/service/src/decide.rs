@@ -12,7 +12,7 @@ use portcullis_decision::allowance::Allowances;
 use portcullis_decision::charge::ChargePlan;
 use portcullis_decision::class::{Dependency, FailureClass};
 use portcullis_decision::config::{Profile, ServiceConfig};
-use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step};
+use portcullis_decision::evaluation::{Evaluation, LeaseTerms, LimiterAnswer, Operator, Step};
 use portcullis_decision::log_line::{Level, LogLine};
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::policy::PolicyView;
@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use crate::bills::Bills;
 use crate::flights::{Flights, Seat};
+use crate::gates::Sightings;
 use crate::give_back::{GiveBack, GiveBacks};
 use crate::launches::{Launch, Launches};
 use crate::leases::LeaseDesk;
@@ -50,6 +51,15 @@ const NO_ANSWER: Verdict = Verdict::Unavailable(Unavailability {
     gate: None,
 });
 
+/// A verdict, and what it left to do.
+struct Reached {
+    verdict: Verdict,
+    /// Whether something was or will be given back.
+    gave_back: bool,
+    /// The model whose missing price made a gate unavailable.
+    unpriced_model: Option<String>,
+}
+
 /// Decides requests.
 pub struct Decider {
     /// The only profile whose filters are answered.
@@ -71,6 +81,7 @@ pub struct Decider {
     allowances: Mutex<Allowances>,
     pub(crate) launches: Mutex<Launches>,
     pub(crate) leases: LeaseDesk,
+    pub(crate) sightings: Arc<Sightings>,
     epoch: Instant,
     short_budget_is_told: AtomicBool,
 }
@@ -112,6 +123,7 @@ impl Decider {
             allowances: Mutex::default(),
             launches: Mutex::default(),
             leases: LeaseDesk::default(),
+            sightings: Arc::default(),
             epoch: Instant::now(),
             short_budget_is_told: AtomicBool::new(false),
             metrics,
@@ -175,6 +187,11 @@ impl Decider {
         Arc::clone(&self.bills)
     }
 
+    /// What decisions have said of each gate.
+    pub fn sightings(&self) -> Arc<Sightings> {
+        Arc::clone(&self.sightings)
+    }
+
     /// The limiter, if there is one.
     pub fn limiter(&self) -> Option<&WatchedLimiter> {
         self.limiter.as_ref()
@@ -198,16 +215,60 @@ impl Decider {
     /// The answer, and whether something was or will be given back.
     async fn evaluate(&self, request: &DecideRequest, arrived: Instant) -> (DecideAnswer, bool) {
         self.warn_of_a_short_budget(request);
+        let bundle = self.leases.watched(request);
+        // What an earlier attempt has charged may still be given back whole, by another process: no block may hang on that.
+        let asked = request.lease.as_ref().filter(|_| !request.retry);
+        let terms = bundle.zip(asked).map(|(bundle, ask)| self.leases.terms(bundle, ask));
+        let Reached {
+            verdict,
+            gave_back,
+            unpriced_model,
+        } = self.reach(request, terms, arrived).await;
+        let is_ahead = request.lease.is_some_and(|ask| ask.ahead);
+        if request.lease.is_some() {
+            self.metrics.lease(&verdict);
+        }
+        if let (Some(bundle), Verdict::Admit(admission)) = (bundle, &verdict) {
+            let block = admission.lease.map_or(0, |grant| grant.requests);
+            let admissions = block.saturating_add(u64::from(!is_ahead));
+            self.leases.handed_out(bundle, request.op, admissions);
+        }
+        // What is fetched ahead is no request's verdict.
+        if !is_ahead {
+            self.decided(request, &verdict, arrived);
+            self.journal_unmetered(request, &verdict);
+            if let Some(model) = unpriced_model {
+                self.tell_of_no_price(request, &model);
+            }
+        }
+        (
+            DecideAnswer {
+                op: request.op,
+                verdict,
+            },
+            gave_back,
+        )
+    }
+
+    /// The verdict on a request of the service's own: neither counted nor told, and no sighting of its gates.
+    pub(crate) async fn untold(&self, request: &DecideRequest, arrived: Instant) -> Verdict {
+        self.reach(request, None, arrived).await.verdict
+    }
+
+    /// The least budget that lets one limiter operation take its time, in milliseconds.
+    pub(crate) const fn least_budget_ms(&self) -> u64 {
+        self.op_timeout_ms.saturating_add(BUDGET_SLACK_MS)
+    }
+
+    /// Does what the evaluation asks for, up to the verdict.
+    async fn reach(&self, request: &DecideRequest, terms: Option<LeaseTerms>, arrived: Instant) -> Reached {
         let deadline = after(arrived, Duration::from_millis(request.budget_ms));
         let mut allow = |class: FailureClass, choice: Choice| {
             locked(&self.allowances).admit(class, choice, millis_since(self.epoch))
         };
         let mut evaluation = Evaluation::new(request, &self.operator);
-        let bundle = self.leases.watched(request);
-        // What an earlier attempt has charged may still be given back whole, by another process: no block may hang on that.
-        let asked = request.lease.as_ref().filter(|_| !request.retry);
-        if let Some((bundle, ask)) = bundle.zip(asked) {
-            evaluation = evaluation.leasing(self.leases.terms(bundle, ask));
+        if let Some(terms) = terms {
+            evaluation = evaluation.leasing(terms);
         }
         let mut gave_back = false;
         let verdict = loop {
@@ -245,36 +306,18 @@ impl Decider {
                 Step::Done(verdict) => break verdict,
             }
         };
-        let is_ahead = request.lease.is_some_and(|ask| ask.ahead);
-        if request.lease.is_some() {
-            self.metrics.lease(&verdict);
-        }
-        if let (Some(bundle), Verdict::Admit(admission)) = (bundle, &verdict) {
-            let block = admission.lease.map_or(0, |grant| grant.requests);
-            let admissions = block.saturating_add(u64::from(!is_ahead));
-            self.leases.handed_out(bundle, request.op, admissions);
-        }
-        // What is fetched ahead is no request's verdict.
-        if !is_ahead {
-            self.decided(request, &verdict, arrived);
-            self.journal_unmetered(request, &verdict);
-            if let Some(model) = evaluation.unpriced_model() {
-                self.tell_of_no_price(request, model);
-            }
-        }
-        (
-            DecideAnswer {
-                op: request.op,
-                verdict,
-            },
+        Reached {
+            verdict,
             gave_back,
-        )
+            unpriced_model: evaluation.unpriced_model().map(str::to_owned),
+        }
     }
 
     /// Counts and tells a verdict on what arrived at `arrived`.
     pub(crate) fn decided(&self, request: &DecideRequest, verdict: &Verdict, arrived: Instant) {
         self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
         self.metrics.verdict(verdict);
+        self.sightings.note(request, verdict);
         self.tell(request, verdict);
     }
 
@@ -309,7 +352,7 @@ impl Decider {
     /// A filter that can't wait for one store operation gets outages instead of answers; said once, since its
     /// configuration doesn't change while it runs.
     fn warn_of_a_short_budget(&self, request: &DecideRequest) {
-        let least_ms = self.op_timeout_ms.saturating_add(BUDGET_SLACK_MS);
+        let least_ms = self.least_budget_ms();
         // A second attempt has what the first has left, which says nothing of a configuration.
         if request.retry || request.budget_ms >= least_ms || self.short_budget_is_told.swap(true, Ordering::Relaxed) {
             return;

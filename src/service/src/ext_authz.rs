@@ -21,7 +21,7 @@ use portcullis_decision::operation::OperationId;
 use portcullis_decision::reply::{Refusal, Reply};
 use portcullis_decision::rules::Gate;
 use portcullis_decision::stream::{CalloutAnswer, RequestHead, Stream};
-use portcullis_decision::verdict::Unavailability;
+use portcullis_decision::verdict::{Unavailability, Verdict};
 use portcullis_decision::wire::{DecideAnswer, DecideRequest};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -206,6 +206,9 @@ impl Checks {
             return answer;
         };
         self.tell_of_slots(&request);
+        if matches!(answer.verdict, Verdict::Admit(_)) {
+            self.decider.sightings.opened(bypass.gate, bypass.class);
+        }
         let verdict = with_bypass(answer.verdict, bypass);
         DecideAnswer { op, verdict }
     }

@@ -24,9 +24,11 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
+use crate::canary::Canary;
 use crate::connections::Peer;
 use crate::decide::Decider;
 use crate::ext_authz::Checks;
+use crate::gates::Gates;
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::outliving::Outliving;
 use crate::readiness::Readiness;
@@ -44,6 +46,10 @@ pub struct App {
     pub decider: Arc<Decider>,
     /// Knows the dependencies.
     pub readiness: Arc<Readiness>,
+    /// Knows what becomes of each gate.
+    pub gates: Arc<Gates>,
+    /// Tries whether a limit holds; `None` where that is not configured.
+    pub canary: Option<Arc<Canary>>,
     /// Counts.
     pub metrics: Arc<Metrics>,
     /// Answers Envoy's `ext_authz`; `None` where that is not configured.
@@ -235,7 +241,13 @@ async fn live() -> Response {
 }
 
 async fn ready(State(app): State<App>) -> Response {
-    let (ready, body): (bool, Value) = app.readiness.report();
+    let (ready, mut body): (bool, Value) = app.readiness.report();
+    if let Some(body) = body.as_object_mut() {
+        body.insert("gates".to_owned(), app.gates.report());
+        if let Some(canary) = &app.canary {
+            body.insert("canary".to_owned(), canary.report());
+        }
+    }
     let status = if ready {
         StatusCode::OK
     } else {
@@ -245,6 +257,11 @@ async fn ready(State(app): State<App>) -> Response {
 }
 
 async fn metrics(State(app): State<App>) -> Response {
+    // Time alone changes what these say.
+    app.gates.report();
+    if let Some(canary) = &app.canary {
+        canary.report();
+    }
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], app.metrics.encode()).into_response()
 }
 

@@ -17,6 +17,7 @@
 pub mod admin;
 mod backlog;
 pub mod bills;
+pub mod canary;
 pub mod check;
 pub mod cli;
 pub mod connections;
@@ -26,6 +27,7 @@ pub mod envelope;
 pub mod explain;
 pub mod ext_authz;
 pub mod flights;
+pub mod gates;
 pub mod give_back;
 pub mod http;
 pub mod imagined;

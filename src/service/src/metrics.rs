@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use portcullis_decision::class::{Dependency, FailureClass};
+use portcullis_decision::rules::Gate;
 use portcullis_decision::verdict::{Admission, Bypass, Verdict};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -10,6 +11,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+use crate::gates::GateState;
 
 /// Media type of [`Metrics::encode`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -71,6 +74,9 @@ pub struct Metrics {
     turned_away: Family<Labels<1>, Counter>,
     checks: Family<Vec<(&'static str, String)>, Counter>,
     enforcing: Family<Vec<(&'static str, String)>, Gauge>,
+    gate_state: Family<Labels<2>, Gauge>,
+    canary: Family<[(&'static str, &'static str); 0], Gauge>,
+    canary_age: Family<[(&'static str, &'static str); 0], Gauge>,
     build_info: Family<Vec<(&'static str, String)>, Gauge<i64, std::sync::atomic::AtomicI64>>,
 }
 
@@ -106,6 +112,9 @@ impl Default for Metrics {
             turned_away: Family::default(),
             checks: Family::default(),
             enforcing: Family::default(),
+            gate_state: Family::default(),
+            canary: Family::default(),
+            canary_age: Family::default(),
             build_info: Family::default(),
         };
         metrics.register();
@@ -252,6 +261,21 @@ impl Metrics {
             "1 while the rules of ext_authz are enforced; 0 in shadow mode, and for 10 s after something was not checked",
             self.enforcing.clone(),
         );
+        registry.register(
+            "gate_state",
+            "1 for the state that a gate is in, 0 for its other states",
+            self.gate_state.clone(),
+        );
+        registry.register(
+            "canary_denied",
+            "1 if the last request over a limit that the canary sent was denied, 0 if it was admitted; absent without a canary",
+            self.canary.clone(),
+        );
+        registry.register(
+            "canary_age_seconds",
+            "Whole seconds since the canary was last answered, or since the start; absent without a canary",
+            self.canary_age.clone(),
+        );
         registry.register("build_info", "What runs: always 1", self.build_info.clone());
     }
 
@@ -333,6 +357,23 @@ impl Metrics {
             Dependency::Policy => drop(self.policy_enforced.set(i64::from(up))),
             Dependency::Metering | Dependency::Decision => {}
         }
+    }
+
+    /// Says how a gate is.
+    pub fn gate_state(&self, gate: Gate, state: GateState) {
+        for other in GateState::ALL {
+            let labels = [("gate", gate.name()), ("state", other.name())];
+            self.gate_state.get_or_create(&labels).set(i64::from(other == state));
+        }
+    }
+
+    /// Says whether what the canary last sent over its limit was denied, and how many seconds ago it was answered.
+    pub fn canary(&self, denied: Option<bool>, age_s: u64) {
+        if let Some(denied) = denied {
+            self.canary.get_or_create(&[]).set(i64::from(denied));
+        }
+        let age_s = i64::try_from(age_s).unwrap_or(i64::MAX);
+        self.canary_age.get_or_create(&[]).set(age_s);
     }
 
     /// Says what runs.

@@ -98,7 +98,7 @@ impl State {
 }
 
 /// The present time as RFC 3339, by the wall clock; for reading, never for deciding.
-fn now() -> String {
+pub(crate) fn now() -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = SystemTime.format_time(&mut Writer::new(&mut text));
@@ -186,6 +186,18 @@ impl Readiness {
         let ready = limiter.condition == Condition::Up && policy_is_loaded;
         let dependencies = json!({"limiter": limiter.json(), "policy": policy.json(), "metering": metering.json()});
         (ready, json!({"ready": ready, "dependencies": dependencies}))
+    }
+
+    /// How a dependency is, and the detail beside it; the service itself is up.
+    pub fn of(&self, dependency: Dependency) -> (Condition, String) {
+        let state = match dependency {
+            Dependency::Limiter => &self.limiter,
+            Dependency::Policy => &self.policy,
+            Dependency::Metering => &self.metering,
+            Dependency::Decision => return (Condition::Up, String::new()),
+        };
+        let state = locked(state);
+        (state.condition, state.detail.clone())
     }
 
     /// Pings a shared store, for ever.

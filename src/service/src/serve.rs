@@ -12,12 +12,14 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::admin::{self, AdminState};
+use crate::canary::Canary;
 use crate::check::{self, FAULTY};
 use crate::cli::ServeArguments;
 use crate::connections::Door;
 use crate::decide::Decider;
 use crate::door::DoorFiles;
 use crate::ext_authz::Checks;
+use crate::gates::Gates;
 use crate::http::{App, router};
 use crate::limiter::Limiter;
 use crate::logs::{self, Journal};
@@ -190,6 +192,21 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
     if let Some(checks) = &checks {
         tokio::spawn(Arc::clone(checks).run());
     }
+    let gates = Arc::new(Gates::new(
+        decider.sightings(),
+        Arc::clone(&readiness),
+        decider.policy().cloned(),
+        &config.capacity,
+        Arc::clone(&metrics),
+    ));
+    tokio::spawn(Arc::clone(&gates).run());
+    let canary = config.canary.map(|canary| {
+        let interval = Duration::from_millis(canary.interval_ms);
+        Arc::new(Canary::new(Arc::clone(&decider), interval))
+    });
+    if let Some(canary) = &canary {
+        tokio::spawn(Arc::clone(canary).run());
+    }
     let (admin_ends, admin_end) = oneshot::channel::<()>();
     if let Some(listener) = listeners.operators {
         let state = AdminState {
@@ -197,6 +214,7 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
             readiness: Arc::clone(&readiness),
             config_hash: config_hash.as_str().into(),
             started_s: unix_s().unwrap_or_default(),
+            gates: Arc::clone(&gates),
             tokens: files.admin_tokens.clone(),
         };
         tell_operators(&listener, &state)?;
@@ -222,6 +240,8 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
     let app = App {
         decider: Arc::clone(&decider),
         readiness,
+        gates,
+        canary,
         metrics: Arc::clone(&metrics),
         checks,
         tokens: files.tokens,

@@ -43,6 +43,7 @@ mod llm_slots;
 mod llm_usage;
 mod llm_waits;
 mod llm_world;
+mod observability;
 mod outages;
 mod policy_in_force;
 #[path = "../../../src/service/tests/stores/postgres.rs"]

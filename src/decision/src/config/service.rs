@@ -7,6 +7,7 @@ use alloc::borrow::ToOwned;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use super::canary::CanaryConfig;
 use super::door::{AdminConfig, HttpBounds, TlsConfig, optional_file, read_admin, read_http, read_tls};
 use super::faults::{Faults, shown};
 use super::section::{PASSTHROUGH_IS_GONE, Section, integer_of, is_off, retired_switch, root, word_of};
@@ -147,6 +148,8 @@ pub struct ServiceConfig {
     pub metering: MeteringConfig,
     /// The operator's tiers.
     pub capacity: Tiers,
+    /// The canary; `None`: there is none.
+    pub canary: Option<CanaryConfig>,
     /// By what Envoy's `ext_authz` is answered; `None`: it is not.
     pub ext_authz: Option<FilterConfig>,
 }
@@ -227,6 +230,7 @@ fn read(node: &Node, environment: &Environment, faults: &mut Faults) -> Option<S
     let capacity = section
         .get("capacity")
         .map_or_else(Tiers::default, |node| read_tiers(node, faults));
+    let canary = section.get("canary").and_then(|node| super::canary::read(node, faults));
     let ext_authz = match section.get("ext_authz") {
         None | Some(Node::Null) => None,
         Some(node) => super::ext_authz::read(node, profile, &capacity, faults),
@@ -246,6 +250,7 @@ fn read(node: &Node, environment: &Environment, faults: &mut Faults) -> Option<S
         },
         metering: MeteringConfig { url: metering.0 },
         capacity,
+        canary,
         ext_authz,
     })
 }

@@ -32,6 +32,7 @@ fn whole(state: &AdminState) -> Value {
             "ready": ready
         },
         "dependencies": readiness.get("dependencies"),
+        "gates": state.gates.report(),
         "backlogs": {
             "give_backs": {
                 "limiter": give_backs.limiter.len(),

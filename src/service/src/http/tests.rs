@@ -18,11 +18,20 @@ fn app(decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
     let config = ServiceConfig::parse(text, &Environment::default()).unwrap();
     let metrics = Arc::clone(&decider.metrics);
     let readiness = Arc::new(Readiness::new(&config, None, Arc::clone(&metrics)));
+    let gates = Arc::new(Gates::new(
+        decider.sightings(),
+        Arc::clone(&readiness),
+        None,
+        &config.capacity,
+        Arc::clone(&metrics),
+    ));
     let (under_way, all_done) = mpsc::channel(1);
     (
         App {
             decider,
             readiness,
+            gates,
+            canary: None,
             metrics,
             checks: None,
             tokens: None,

@@ -11,8 +11,8 @@
 
 mod table;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use portcullis_decision::class::{Dependency, FailureClass};
@@ -26,7 +26,7 @@ use super::{PolicyStore, Prices, Registry};
 use crate::limiter::{Answer, StoreFault};
 use crate::logs::Journal;
 use crate::metrics::Metrics;
-use crate::{after, millis_since};
+use crate::{after, locked, millis_since};
 
 /// How long one question may take, whoever waits for it.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(1);
@@ -71,6 +71,17 @@ impl Subject for Arc<Prices> {
     }
 }
 
+/// Whether what the store has said still counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freshness {
+    /// It has not said anything yet.
+    Never,
+    /// Its newest answer counts, or nothing has failed since.
+    Fresh,
+    /// Its newest answer is so old, too old to count, and it has failed since.
+    Stale(Duration),
+}
+
 /// A policy store with its cache and its watch.
 #[derive(Clone)]
 pub struct PolicyCache(Arc<Inner>);
@@ -85,6 +96,9 @@ struct Inner {
     epoch: Instant,
     /// Milliseconds since `epoch` before which a refusing store is not asked again.
     asked_again_at_ms: AtomicU64,
+    /// When the newest answer was asked for, and when the newest fault was told.
+    last: Mutex<(Option<Instant>, Option<Instant>)>,
+    max_staleness: Duration,
     metrics: Arc<Metrics>,
     journal: Arc<Journal>,
 }
@@ -106,6 +120,8 @@ impl PolicyCache {
             patience,
             epoch: Instant::now(),
             asked_again_at_ms: AtomicU64::new(0),
+            last: Mutex::default(),
+            max_staleness,
             metrics,
             journal,
         }))
@@ -175,11 +191,27 @@ impl PolicyCache {
     /// # Errors
     /// The store's.
     pub async fn ping(&self) -> Result<(), StoreFault> {
-        let answer = self.0.store.ping(after(Instant::now(), QUESTION_TIMEOUT)).await;
-        if let Err(fault) = answer {
-            self.0.tell(fault);
+        let sent = Instant::now();
+        let answer = self.0.store.ping(after(sent, QUESTION_TIMEOUT)).await;
+        match answer {
+            Ok(()) => self.0.answered(sent),
+            Err(fault) => self.0.tell(fault),
         }
         answer
+    }
+
+    /// Whether what the store has said still counts.
+    pub fn freshness(&self) -> Freshness {
+        let (answer, fault) = *locked(&self.0.last);
+        let Some(sent) = answer else {
+            return Freshness::Never;
+        };
+        let age = sent.elapsed();
+        if age >= self.0.max_staleness && fault.is_some_and(|at| at > sent) {
+            Freshness::Stale(age)
+        } else {
+            Freshness::Fresh
+        }
     }
 
     /// An answer that counts, and for how many milliseconds it will.
@@ -233,7 +265,10 @@ impl PolicyCache {
         let answer = timeout_at(until, answer).await.unwrap_or(Err(StoreFault::Timeout));
         self.0.metrics.policy_seconds.observe(sent.elapsed().as_secs_f64());
         match &answer {
-            Ok(_) => self.0.asked_again_at_ms.store(0, Ordering::Relaxed),
+            Ok(_) => {
+                self.0.answered(sent);
+                self.0.asked_again_at_ms.store(0, Ordering::Relaxed);
+            }
             Err(fault) => {
                 // A timeout already has its pause, and may be about one key only.
                 if matches!(fault, StoreFault::Connection | StoreFault::AccessDenied) {
@@ -250,7 +285,13 @@ impl PolicyCache {
 }
 
 impl Inner {
+    fn answered(&self, sent: Instant) {
+        let mut last = locked(&self.last);
+        last.0 = last.0.max(Some(sent));
+    }
+
     fn tell(&self, fault: StoreFault) {
+        locked(&self.last).1 = Some(Instant::now());
         self.metrics.dependency_error(Dependency::Policy, fault.kind());
         let mut line = LogLine::new(
             Level::Warn,

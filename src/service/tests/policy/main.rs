@@ -11,6 +11,7 @@
 
 mod answering;
 mod applying;
+mod enforcing;
 mod from_file;
 mod leasing;
 mod outages;

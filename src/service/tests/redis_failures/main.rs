@@ -12,6 +12,7 @@
 mod addresses;
 mod connections;
 mod counting;
+mod enforcing;
 mod eviction;
 mod keys;
 mod outages;

@@ -16,6 +16,7 @@ mod certificates;
 mod command_line;
 mod deciding;
 mod ending;
+mod enforcing;
 mod envelopes;
 mod ext_authz;
 mod leasing;

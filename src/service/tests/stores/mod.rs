@@ -20,13 +20,18 @@ use tokio::time::{Instant, sleep};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Asks until the answer is something, every few milliseconds; fails with `what` after [`PATIENCE`].
-pub(crate) async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
+pub(crate) async fn eventually<T>(what: &str, ask: impl AsyncFnMut() -> Option<T>) -> T {
+    eventually_within(PATIENCE, what, ask).await
+}
+
+/// The same with another patience.
+pub(crate) async fn eventually_within<T>(patience: Duration, what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let end = Instant::now() + patience;
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
+        assert!(Instant::now() < end, "{what}: not within {patience:?}");
         sleep(Duration::from_millis(10)).await;
     }
 }

@@ -52,6 +52,9 @@ pub(super) struct ServiceFile {
     /// The sizes of the operator's tiers. They bind only if the rules list the gate `capacity`.
     #[schemars(default)]
     capacity: Option<Capacity>,
+    /// A request that must be denied, tried again and again through the real limiter. Left out: none.
+    #[schemars(default)]
+    canary: Option<Canary>,
     /// By what Envoy's own `ext_authz` is answered. Left out: it is not.
     #[schemars(default)]
     ext_authz: Option<ExtAuthz>,
@@ -193,6 +196,16 @@ struct Tier {
     /// Slots held at once.
     #[schemars(default, range(max = LARGEST_LIMIT))]
     concurrency: Option<u64>,
+}
+
+/// A request that must be denied, tried again and again through the real limiter. `null`: none.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Canary {
+    /// Between two tries, in milliseconds.
+    #[schemars(default = "figure::<10_000>", range(min = 100, max = 3_600_000))]
+    interval_ms: u64,
 }
 
 fn key_prefix() -> String {
