@@ -89,7 +89,7 @@ impl Live {
         let mut headers = vec![
             (":method", "POST"),
             (":path", callout.path),
-            (":authority", self.authority.as_str()),
+            (":authority", &self.authority),
             (":scheme", "http"),
             ("content-type", "application/json"),
         ];

@@ -38,6 +38,8 @@ pub struct AdminState {
     pub decider: Arc<Decider>,
     /// Knows the dependencies.
     pub readiness: Arc<Readiness>,
+    /// Knows what becomes of each gate.
+    pub gates: Arc<Gates>,
     /// The fingerprint of the configuration.
     pub config_hash: Arc<str>,
     /// When the service started, in seconds since 1970.

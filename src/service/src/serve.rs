@@ -233,8 +233,8 @@ async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
             readiness: Arc::clone(&readiness),
             config_hash: config_hash.as_str().into(),
             started_s: unix_s().unwrap_or_default(),
-            tokens: files.admin_tokens.clone(),
             gates: Arc::clone(&gates),
+            tokens: files.admin_tokens.clone(),
             faults: faults.clone(),
             max_staleness_ms: config.policy.max_staleness_ms,
         };
