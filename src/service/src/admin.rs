@@ -46,8 +46,6 @@ pub struct AdminState {
     pub started_s: u64,
     /// Who is let in; `None`: whoever reaches the address.
     pub tokens: Option<Arc<Tokens>>,
-    /// Knows what becomes of each gate.
-    pub gates: Arc<Gates>,
     /// What may be let fail; `None` in production.
     pub faults: Option<Arc<FaultSwitch>>,
     /// How long a cached answer of the policy store counts, in milliseconds.
