@@ -38,14 +38,14 @@ pub struct AdminState {
     pub decider: Arc<Decider>,
     /// Knows the dependencies.
     pub readiness: Arc<Readiness>,
+    /// Knows what becomes of each gate.
+    pub gates: Arc<Gates>,
     /// The fingerprint of the configuration.
     pub config_hash: Arc<str>,
     /// When the service started, in seconds since 1970.
     pub started_s: u64,
     /// Who is let in; `None`: whoever reaches the address.
     pub tokens: Option<Arc<Tokens>>,
-    /// Knows what becomes of each gate.
-    pub gates: Arc<Gates>,
     /// What may be let fail; `None` in production.
     pub faults: Option<Arc<FaultSwitch>>,
     /// How long a cached answer of the policy store counts, in milliseconds.

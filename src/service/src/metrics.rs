@@ -71,8 +71,8 @@ pub struct Metrics {
     pub bills_of_holds: Counter,
     /// Bills of models that have no price.
     pub unpriced: Counter,
-    spans: Family<Labels<1>, Counter>,
     turned_away: Family<Labels<1>, Counter>,
+    spans: Family<Labels<1>, Counter>,
     checks: Family<Vec<(&'static str, String)>, Counter>,
     enforcing: Family<Vec<(&'static str, String)>, Gauge>,
     gate_state: Family<Labels<2>, Gauge>,
@@ -111,8 +111,8 @@ impl Default for Metrics {
             bills_dropped: Counter::default(),
             bills_of_holds: Counter::default(),
             unpriced: Counter::default(),
-            spans: Family::default(),
             turned_away: Family::default(),
+            spans: Family::default(),
             checks: Family::default(),
             enforcing: Family::default(),
             gate_state: Family::default(),
@@ -251,14 +251,14 @@ impl Metrics {
             self.unpriced.clone(),
         );
         registry.register(
-            "spans",
-            "Spans of decisions: sent, lost by a collector that did not take them, dropped for want of room",
-            self.spans.clone(),
-        );
-        registry.register(
             "turned_away",
             "Connections and requests that the service's own door did not let in, by reason",
             self.turned_away.clone(),
+        );
+        registry.register(
+            "spans",
+            "Spans of decisions: sent, lost by a collector that did not take them, dropped for want of room",
+            self.spans.clone(),
         );
         registry.register(
             "ext_authz",

@@ -37,10 +37,10 @@ use crate::{after, connections, policy, unix_s};
 const GRACE: Duration = Duration::from_secs(10);
 /// How long a limiter that doesn't answer may hold up the end once all requests are answered.
 const GIVE_BACK_GRACE: Duration = Duration::from_secs(2);
-/// How long spans may take to be sent at the end, also where nothing of that is left.
-const LEAST_FLUSH: Duration = Duration::from_millis(500);
 /// Connections of operators at a time.
 const MOST_OPERATORS: u64 = 64;
+/// How long spans may take to be sent at the end, also where nothing of that is left.
+const LEAST_FLUSH: Duration = Duration::from_millis(500);
 /// Between two looks at whether all is given back.
 const GLANCE: Duration = Duration::from_millis(5);
 
@@ -112,8 +112,8 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     let (config, limiter) = check::service(&text, &check::environment())?;
     let policy = policy::open(&config.policy)?;
     let meter = check::meter(&config)?;
-    let collector = Collector::open(config.tracing.as_ref())?;
     let door = DoorFiles::open(&config)?;
+    let collector = Collector::open(config.tracing.as_ref())?;
     Ok(Plan {
         collector,
         door,
@@ -233,12 +233,12 @@ async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
             readiness: Arc::clone(&readiness),
             config_hash: config_hash.as_str().into(),
             started_s: unix_s().unwrap_or_default(),
-            tokens: files.admin_tokens.clone(),
             gates: Arc::clone(&gates),
+            tokens: files.admin_tokens.clone(),
             faults: faults.clone(),
             max_staleness_ms: config.policy.max_staleness_ms,
         };
-        tell_operators(&listener, &state).map_err(|error| format!("admin.listen: {error}"))?;
+        tell_operators(&listener, &state)?;
         let door = Door {
             bounds: HttpBounds {
                 max_connections: MOST_OPERATORS,
@@ -288,12 +288,12 @@ async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
     while !all_told() && Instant::now() < end {
         sleep(GLANCE).await;
     }
+    drop(admin_ends);
     if let Some(sending) = sending {
         sending
             .end(end.saturating_duration_since(Instant::now()).max(LEAST_FLUSH))
             .await;
     }
-    drop(admin_ends);
     journal.flush_all();
     unmetered.tell_of_the_lost();
     bills.tell_of_the_lost();
@@ -306,8 +306,10 @@ async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
 }
 
 /// Says where operators look in, and who may.
-fn tell_operators(listener: &TcpListener, state: &AdminState) -> io::Result<()> {
-    let address = listener.local_addr()?;
+fn tell_operators(listener: &TcpListener, state: &AdminState) -> Result<(), String> {
+    let address = listener
+        .local_addr()
+        .map_err(|error| format!("admin.listen: {error}"))?;
     let who = if state.tokens.is_some() {
         "who has a token"
     } else {

@@ -23,6 +23,8 @@ mod compose;
 mod config_faults;
 mod contract_limits;
 mod drill;
+mod drill_red;
+mod drill_world;
 mod envelope_headers;
 mod expect;
 #[path = "../../../src/service/tests/explain/case.rs"]

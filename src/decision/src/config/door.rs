@@ -18,7 +18,8 @@ pub const NO_TOKEN: &str =
 
 /// Whether a text can be sent as `Bearer TEXT` (RFC 6750) and is long enough not to be guessed.
 pub fn is_token(text: &str) -> bool {
-    let is_sane = |b: u8| b.is_ascii_alphanumeric() || b"-._~+/=".contains(&b);
+    let is_sane =
+        |b| matches!(b, b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'+' | b'/' | b'=');
     (32..=512).contains(&text.len()) && text.bytes().all(is_sane)
 }
 
@@ -46,7 +47,7 @@ pub(super) fn read_token(section: &mut Section<'_>, key: &'static str, faults: &
         faults.add(section.path(key), NO_TOKEN);
         return None;
     }
-    Some(Token(["Bearer ", text].concat()))
+    Some(Token(alloc::format!("Bearer {text}")))
 }
 
 /// With what the service shows who it is, and whom it knows. Paths of PEM files.

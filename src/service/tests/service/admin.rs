@@ -192,6 +192,8 @@ async fn the_state_names_dependencies_backlogs_and_leases() {
     assert_eq!(state["dependencies"]["limiter"]["state"], "embedded");
     assert_eq!(state["dependencies"]["metering"]["state"], "down");
     assert_eq!(state["dependencies"]["policy"]["state"], "absent");
+    assert_eq!(state["gates"]["metering"]["state"], "bypassing");
+    assert_eq!(state["gates"]["contract"]["state"], "never_seen");
     assert_eq!(state["service"]["ready"], false);
     assert_eq!(state["service"]["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(state["backlogs"]["unmetered"], 3, "{state:#}");
