@@ -10,13 +10,14 @@ use super::{Postgres, Transaction, column};
 use crate::limiter::StoreFault;
 
 /// What each version adds.
-const MIGRATIONS: [(i32, &str); 3] = [
+const MIGRATIONS: [(i32, &str); 4] = [
     (1, include_str!("../../migrations/0001_policy.sql")),
     (2, include_str!("../../migrations/0002_metering.sql")),
     (3, include_str!("../../migrations/0003_costs.sql")),
+    (4, include_str!("../../migrations/0004_lock_order.sql")),
 ];
 /// The version that this program needs.
-pub(super) const NEWEST: i32 = 3;
+pub(super) const NEWEST: i32 = 4;
 /// Key of the advisory lock: the ASCII codes of `portcull`.
 const LOCK: i64 = 0x706f_7274_6375_6c6c;
 

@@ -12,7 +12,7 @@ use tokio_postgres::{Client, NoTls};
 use crate::billing::runs;
 use crate::postgres::{PASSWORD, Postgres};
 use crate::proxy::Proxy;
-use crate::store::{admission, now_ms, op, open, plan, soon};
+use crate::store::{admission, cost, now_ms, op, open, plan, soon};
 use crate::stores::eventually;
 
 /// A connection whose transaction stays open as long as the test wants.
@@ -22,10 +22,11 @@ async fn connect(server: &Postgres) -> Client {
     client
 }
 
-async fn somebody_waits(server: &Postgres) {
-    eventually("somebody waits for a lock", async || {
+/// So many statements wait for a lock.
+async fn wait(server: &Postgres, count: &str) {
+    eventually("they wait for a lock", async || {
         let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
-        (server.run(waiting).await[0][0] != "0").then_some(())
+        (server.run(waiting).await[0][0] == count).then_some(())
     })
     .await;
 }
@@ -53,7 +54,7 @@ async fn a_run_whose_cancel_meets_its_journal_is_not_billed_whichever_ends_first
         let meter = Arc::clone(&meter);
         async move { meter.cancel(&[op(1)], Cancel::Void, soon()).await }
     });
-    somebody_waits(&server).await;
+    wait(&server, "1").await;
     other.batch_execute("COMMIT").await.unwrap();
     assert_eq!(cancel.await.unwrap(), Ok(()));
     assert_eq!(runs(&server).await, "0", "the journal was first");
@@ -63,11 +64,51 @@ async fn a_run_whose_cancel_meets_its_journal_is_not_billed_whichever_ends_first
         let (meter, admissions) = (Arc::clone(&meter), [admission(2, Source::Service, now_ms())]);
         async move { meter.journal(&admissions, soon()).unwrap().await }
     });
-    somebody_waits(&server).await;
+    wait(&server, "1").await;
     other.batch_execute("COMMIT").await.unwrap();
     assert_eq!(journal.await.unwrap(), Ok(()));
     assert_eq!(runs(&server).await, "0", "the cancel was first");
     assert_eq!(server.run("SELECT count(*) FROM portcullis_unmetered").await, [["0"]]);
+}
+
+/// Costs wait for a known operation, and whoever waits behind them must not hold the new one that they need next.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_known_and_new_operations_holds_no_new_one_while_it_waits_for_a_known_one() {
+    let server = Postgres::start_with(&["deadlock_timeout=50ms"]).await;
+    let (meter, other) = (open(server.url()).await, connect(&server).await);
+    let unlimited = |n| plan(n, Limit::Unlimited, Limit::Unlimited);
+    for (known, new) in [(1, 2), (3, 4)] {
+        meter.record(&unlimited(known), soon()).await.unwrap();
+        let hold = format!(
+            "BEGIN; SELECT FROM portcullis_operations WHERE op = '{}' FOR UPDATE",
+            op(known)
+        );
+        other.batch_execute(&hold).await.unwrap();
+        let costs = tokio::spawn({
+            let meter = Arc::clone(&meter);
+            async move {
+                let costs = [cost(known, "g", 5), cost(new, "g", 7)];
+                meter.add_costs(&costs, soon()).await
+            }
+        });
+        wait(&server, "1").await;
+        let batch = tokio::spawn({
+            let meter = Arc::clone(&meter);
+            async move {
+                if known == 1 {
+                    return meter.cancel(&[op(known), op(new)], Cancel::GiveBack, soon()).await;
+                }
+                let told = [known, new].map(|n| admission(n, Source::Service, now_ms()));
+                meter.journal(&told, soon()).unwrap().await
+            }
+        });
+        wait(&server, "2").await;
+        other.batch_execute("COMMIT").await.unwrap();
+        assert_eq!((costs.await.unwrap(), batch.await.unwrap()), (Ok(()), Ok(())));
+    }
+    assert!(!server.log().contains("deadlock detected"), "{}", server.log());
+    let spent = server.run("SELECT sum(runs), sum(cost) FROM portcullis_months").await;
+    assert_eq!(spent, [["2", "24"]]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
