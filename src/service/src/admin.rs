@@ -5,20 +5,25 @@
 //! request's own host must be a loopback name (a foreign name that was made to point here is refused), and a request that a
 //! page made must come from this very address.
 //!
+//! The console page itself (`/`) is for whoever reaches the address: it holds nothing, and asks for the token.
+//!
 //! Left out on purpose: what the gateways ask, and TLS, which loopback does not need.
 
+mod console;
+mod explain;
 mod state;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use crate::decide::Decider;
 use crate::gates::Gates;
@@ -44,12 +49,19 @@ pub struct AdminState {
     pub started_s: u64,
     /// Who is let in; `None`: whoever reaches the address.
     pub tokens: Option<Arc<Tokens>>,
+    /// Explanations that may be made at a time.
+    pub explaining: Arc<Semaphore>,
 }
 
 /// The operators' routes.
 pub fn router(state: AdminState) -> Router {
     Router::new()
+        .route("/", get(console::page))
         .route("/admin/v1/state", get(state::state))
+        .route(
+            "/admin/v1/explain",
+            post(explain::explain).layer(DefaultBodyLimit::max(explain::LARGEST)),
+        )
         .fallback(async || refused(StatusCode::NOT_FOUND, "no such path"))
         .layer(from_fn_with_state(state.clone(), guard))
         .with_state(state)

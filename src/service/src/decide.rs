@@ -36,6 +36,7 @@ use crate::metering::watched::WatchedMeter;
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::policy::cache::PolicyCache;
+use crate::recent::Recent;
 use crate::unmetered::UnmeteredJournal;
 use crate::{after, locked, millis_since};
 
@@ -82,6 +83,7 @@ pub struct Decider {
     pub(crate) launches: Mutex<Launches>,
     pub(crate) leases: LeaseDesk,
     pub(crate) sightings: Arc<Sightings>,
+    pub(crate) recent: Recent,
     epoch: Instant,
     short_budget_is_told: AtomicBool,
 }
@@ -124,6 +126,7 @@ impl Decider {
             launches: Mutex::default(),
             leases: LeaseDesk::default(),
             sightings: Arc::default(),
+            recent: Recent::default(),
             epoch: Instant::now(),
             short_budget_is_told: AtomicBool::new(false),
             metrics,
@@ -232,6 +235,9 @@ impl Decider {
             let block = admission.lease.map_or(0, |grant| grant.requests);
             let admissions = block.saturating_add(u64::from(!is_ahead));
             self.leases.handed_out(bundle, request.op, admissions);
+            if block > 0 {
+                self.recent.leased(block);
+            }
         }
         // What is fetched ahead is no request's verdict.
         if !is_ahead {
@@ -318,6 +324,7 @@ impl Decider {
         self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
         self.metrics.verdict(verdict);
         self.sightings.note(request, verdict);
+        self.recent.note(request, verdict);
         self.tell(request, verdict);
     }
 
@@ -338,7 +345,10 @@ impl Decider {
             return LimiterAnswer::Unavailable;
         }
         match limiter.charge(plan, deadline).await {
-            Ok(charged) => LimiterAnswer::Charged(charged),
+            Ok(charged) => {
+                self.recent.charged(plan, &charged);
+                LimiterAnswer::Charged(charged)
+            }
             Err(fault) => {
                 if fault.may_have_happened() {
                     *gave_back = true;

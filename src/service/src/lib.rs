@@ -41,6 +41,7 @@ pub mod outliving;
 pub mod policy;
 pub mod postgres;
 pub mod readiness;
+pub mod recent;
 pub mod replay;
 pub mod rereading;
 pub mod schema;
