@@ -48,6 +48,7 @@ pub enum Decision {
 struct Shared {
     decision: Mutex<Decision>,
     decides: Mutex<Vec<Value>>,
+    heads: Mutex<Vec<http::HeaderMap>>,
     settles: Mutex<Vec<Value>>,
     /// Requests that a connection answers before it is dropped, as a server does whose keep-alive ran out.
     answers_per_connection: AtomicUsize,
@@ -67,6 +68,7 @@ impl FakeDecision {
         let shared = Arc::new(Shared {
             decision: Mutex::new(decision),
             decides: Mutex::default(),
+            heads: Mutex::default(),
             settles: Mutex::default(),
             answers_per_connection: AtomicUsize::new(usize::MAX),
         });
@@ -89,6 +91,16 @@ impl FakeDecision {
     /// The bodies of all `/v1/decide` calls, answered or not.
     pub fn decides(&self) -> Vec<Value> {
         self.shared.decides.lock().unwrap().clone()
+    }
+
+    /// The values of a header of all `/v1/decide` calls, in order; of each call all lines.
+    pub fn decide_headers(&self, name: &str) -> Vec<Vec<String>> {
+        let heads = self.shared.heads.lock().unwrap();
+        let text = |value: &http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+        heads
+            .iter()
+            .map(|head| head.get_all(name).iter().map(text).collect())
+            .collect()
     }
 
     pub async fn await_decides(&self, count: usize) -> Vec<Value> {
@@ -138,6 +150,7 @@ async fn answer(
     served: Arc<AtomicUsize>,
 ) -> Result<Response<Written>, io::Error> {
     let path = request.uri().path().to_owned();
+    let head = request.headers().clone();
     let body = request
         .into_body()
         .collect()
@@ -146,6 +159,7 @@ async fn answer(
         .to_bytes();
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     if path == "/v1/decide" {
+        shared.heads.lock().unwrap().push(head);
         shared.decides.lock().unwrap().push(asked.clone());
     }
     if served.fetch_add(1, Ordering::SeqCst) >= shared.answers_per_connection.load(Ordering::SeqCst) {

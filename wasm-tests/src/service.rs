@@ -12,12 +12,14 @@ use crate::process::{Process, free_port, json_lines};
 use crate::{Answer, Call, Connection, DEADLINE, locate, until};
 
 /// Settings that the product reads from its environment, which a test must not inherit.
-const SETTINGS: [&str; 5] = [
+const SETTINGS: [&str; 7] = [
     "REDIS_URL",
     "POSTGRES_DSN",
     "PORTCULLIS_PROFILE",
     "PORTCULLIS_ALLOW_PASSTHROUGH",
     "IBEX_MODEL_POLICY_ALLOW_PASSTHROUGH",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 ];
 
 /// A running `portcullis serve`; killed when dropped.

@@ -164,7 +164,16 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
+/// As the example's upstream: asked directly, it tells the count without adding to it.
+const COUNT: &str = "/-/hits";
+
 async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Response<Frames>, Infallible> {
+    if request.uri().path() == COUNT {
+        let (send, frames) = mpsc::channel(1);
+        let hits = format!("{{\"hits\": {}}}", shared.hits.load(Ordering::SeqCst));
+        let _ = send.try_send(Frame::data(Bytes::from(hits)));
+        return Ok(Response::new(Frames(frames)));
+    }
     shared.hits.fetch_add(1, Ordering::SeqCst);
     shared
         .arrivals

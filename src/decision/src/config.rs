@@ -17,6 +17,7 @@ pub mod schema;
 mod section;
 mod service;
 mod signature;
+mod tracing;
 
 pub use canary::CanaryConfig;
 pub use door::{AdminConfig, HttpBounds, NO_TOKEN, TlsConfig, Token, is_token};
@@ -25,6 +26,7 @@ pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHea
 pub use policy_file::parse_policy_file;
 pub use rule_file::{SHIPPED_RULES, parse_rule_file};
 pub use service::{Environment, LimiterConfig, MeteringConfig, PolicyConfig, ServiceConfig, StoreUrl, Tiers};
+pub use tracing::TracingConfig;
 
 use alloc::string::String;
 use core::fmt;

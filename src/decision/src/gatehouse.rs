@@ -21,6 +21,7 @@ use crate::outbox::{Note, Outbox};
 use crate::reply::Reply;
 use crate::rules::{Choice, Gate};
 use crate::stream::HeaderLine;
+use crate::trace::TraceContext;
 use crate::wire::{SETTLE_PATH, SettleAnswer, Settlement, Unmetered};
 
 /// How long the enforcing gauge stays 0 after something was not enforced, in milliseconds: longer than a scrape interval
@@ -38,6 +39,8 @@ pub struct Callout {
     pub path: &'static str,
     /// The JSON body.
     pub body: Vec<u8>,
+    /// The trace of the request that it is made for. What is told later, or fetched for nobody, belongs to none.
+    pub trace: Option<TraceContext>,
     /// The time that the host may take, in milliseconds.
     pub timeout_ms: u64,
 }
@@ -282,6 +285,7 @@ impl Gatehouse {
             Ok(body) => Some(Callout {
                 path: SETTLE_PATH,
                 body,
+                trace: None,
                 timeout_ms: SETTLE_TIMEOUT_MS,
             }),
             Err(_) => {

@@ -53,6 +53,7 @@ pub mod routes;
 pub mod rules;
 pub mod signature;
 pub mod stream;
+pub mod trace;
 pub mod usage;
 pub mod verdict;
 pub mod wire;

@@ -1,6 +1,6 @@
 //! Log lines: one JSON object each, and at most one per kind and second, which says how many it stands for.
 //!
-//! A line never holds a header value other than the org id and the request id: no credential, no address, no body.
+//! A line never holds a header value other than the org id, the request id and the trace id: no credential, no address, no body.
 
 use alloc::borrow::Cow;
 use alloc::string::String;
@@ -52,6 +52,9 @@ pub struct LogLine {
     /// The client's request id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
+    /// The trace that the request belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<String>,
     /// The rules' name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rules: Option<String>,
@@ -78,6 +81,7 @@ impl LogLine {
             code: None,
             org: None,
             request_id: None,
+            trace_id: None,
             rules: None,
             count: 1,
         }

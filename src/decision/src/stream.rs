@@ -41,6 +41,7 @@ use crate::operation::OperationId;
 use crate::outbox::Note;
 use crate::reply::{CLASS_HEADER, Refusal, limit_headers};
 use crate::signature;
+use crate::trace::TraceContext;
 use crate::verdict::{Denial, LimitState};
 use crate::wire::DecideRequest;
 
@@ -62,6 +63,7 @@ struct Caller {
     grpc_content_type: Option<String>,
     org: Option<String>,
     request_id: Option<String>,
+    trace: Option<TraceContext>,
 }
 
 #[derive(Debug)]
@@ -242,6 +244,7 @@ impl Stream {
             .and_then(|value| core::str::from_utf8(value).ok())
             .map(ToString::to_string);
         self.caller.request_id = first(headers, "x-request-id").and_then(request_id);
+        self.caller.trace = TraceContext::of(headers.iter().copied());
     }
 
     fn missing(&mut self, gatehouse: &mut Gatehouse, now_ms: u64, effects: &mut Vec<Effect>) {

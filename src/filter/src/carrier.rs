@@ -86,18 +86,19 @@ impl Live {
 
     /// Calls the decision service.
     pub(crate) fn call(&self, callout: &Callout) -> Result<u32, host::Refused> {
-        let token = self.token.as_ref().map(Token::authorization);
-        let headers = [
+        let mut headers = vec![
             (":method", "POST"),
             (":path", callout.path),
             (":authority", &self.authority),
             (":scheme", "http"),
             ("content-type", "application/json"),
-            ("authorization", token.unwrap_or_default()),
         ];
-        // The last one only if there is a token.
-        let count = if token.is_some() { 6 } else { 5 };
-        let headers = header_map::serialize(headers.get(..count).unwrap_or_default());
+        headers.extend(self.token.iter().map(|token| ("authorization", token.authorization())));
+        if let Some(trace) = &callout.trace {
+            headers.push(("traceparent", trace.parent()));
+            headers.extend(trace.state().map(|state| ("tracestate", state)));
+        }
+        let headers = header_map::serialize(&headers);
         let timeout_ms = u32::try_from(callout.timeout_ms).unwrap_or(u32::MAX);
         host::http_call(&self.upstream, &headers, &callout.body, timeout_ms)
     }

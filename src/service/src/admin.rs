@@ -11,6 +11,7 @@
 
 mod console;
 mod explain;
+mod faults;
 mod state;
 
 use std::sync::Arc;
@@ -21,11 +22,12 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use serde_json::json;
 use tokio::sync::Semaphore;
 
 use crate::decide::Decider;
+use crate::fault_switch::FaultSwitch;
 use crate::gates::Gates;
 use crate::http::answered;
 use crate::readiness::Readiness;
@@ -51,6 +53,10 @@ pub struct AdminState {
     pub tokens: Option<Arc<Tokens>>,
     /// Explanations that may be made at a time.
     pub explaining: Arc<Semaphore>,
+    /// What may be let fail; `None` in production.
+    pub faults: Option<Arc<FaultSwitch>>,
+    /// How long a cached answer of the policy store counts, in milliseconds.
+    pub max_staleness_ms: u64,
 }
 
 /// The operators' routes.
@@ -62,6 +68,7 @@ pub fn router(state: AdminState) -> Router {
             "/admin/v1/explain",
             post(explain::explain).layer(DefaultBodyLimit::max(explain::LARGEST)),
         )
+        .route("/admin/v1/faults", any(faults::faults))
         .fallback(async || refused(StatusCode::NOT_FOUND, "no such path"))
         .layer(from_fn_with_state(state.clone(), guard))
         .with_state(state)

@@ -18,6 +18,7 @@ use crate::door::DoorFiles;
 use crate::limiter::{self, Limiter};
 use crate::metering::{self, Meter};
 use crate::policy;
+use crate::spans::export::Collector;
 
 /// Exit code for a fault in a file or in the environment.
 pub const FAULTY: u8 = 2;
@@ -32,6 +33,8 @@ pub fn environment() -> Environment {
         postgres_dsn: read("POSTGRES_DSN"),
         allow_passthrough: read("PORTCULLIS_ALLOW_PASSTHROUGH"),
         ibex_allow_passthrough: read("IBEX_MODEL_POLICY_ALLOW_PASSTHROUGH"),
+        otlp_endpoint: read("OTEL_EXPORTER_OTLP_ENDPOINT"),
+        otlp_traces_endpoint: read("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
     }
 }
 
@@ -123,6 +126,7 @@ fn examine(file: &Path, environment: &Environment) -> Result<String, Faults> {
         FileKind::Policy => parse_policy_file(&text).map(|_| "policy file".to_owned()),
         FileKind::Service => {
             let (config, _) = service(&text, environment)?;
+            Collector::open(config.tracing.as_ref())?;
             policy::open(&config.policy)?;
             meter(&config)?;
             DoorFiles::open(&config).map(|_| "service configuration".to_owned())

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::drill::DrillArguments;
 use crate::explain::ExplainArguments;
 use crate::replay::ReplayArguments;
 
@@ -39,6 +40,24 @@ const EXPLAIN_EXAMPLE: &str = r#"Examples:
   plan_concurrency, runs, cost, launches (of org).
 
 Exit codes: 0 explained, whatever the verdict; 2 a fault in the arguments or in a file."#;
+
+/// What `drill --help` shows at its end.
+const DRILL_EXAMPLE: &str = r#"Examples:
+
+  The least: shared inference in development, without outages.
+  $ portcullis drill --gateway http://127.0.0.1:10000 --rules contract-limits
+
+  All of it in staging, as evidence for a change:
+  $ portcullis drill --gateway http://gateway.staging:10000 --config filter.json --policy policy.json --service service.json \
+      -H 'x-admission-org-id: drill' -H 'x-admission-model: gpt-4o' --refused-org drill-suspended \
+      --admin http://127.0.0.1:8182 --token-file admin.token \
+      --upstream-header x-provider --report drill.md --json drill.json
+
+The gateway is addressed behind the edge that stamps envelopes, since the drill stamps its own; --key-id and --secret-file
+sign them where the configuration wants that.
+
+Exit codes: 0 everything came as predicted; 1 something did not (the table says what); 2 a fault in the arguments or in a file,
+or a production installation without --production --yes-in-production."#;
 
 /// What `replay --help` shows at its end.
 const REPLAY_EXAMPLE: &str = r#"Examples:
@@ -117,6 +136,16 @@ pub enum Command {
         after_long_help = EXPLAIN_EXAMPLE
     )]
     Explain(ExplainArguments),
+    /// Asks a running gateway whether it refuses what its rules say
+    #[command(
+        long_about = "Asks a running gateway whether it refuses what its rules say: one request for each failure class that the \
+        rules can bring about, and what comes back is compared with what `explain` predicts from the same files.\n\n\
+        Requests are real: they reach the upstream where they are admitted, and the test tenant's runs are recorded. \
+        Outages are brought about by the services' fault switch (--admin), which hits every request meanwhile and does not \
+        exist in production. docs/drill.md says what is sent.",
+        after_long_help = DRILL_EXAMPLE
+    )]
+    Drill(Box<DrillArguments>),
     /// Plays a log of requests under other rules or limits, and counts who would be refused
     #[command(
         long_about = "Plays a log of requests, each at its own time, under the given rules and limits: how many would be \

@@ -37,11 +37,14 @@ use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::policy::cache::PolicyCache;
 use crate::recent::Recent;
+use crate::spans::{Arrival, Spans, Traced};
 use crate::unmetered::UnmeteredJournal;
 use crate::{after, locked, millis_since};
 
 mod metered;
 mod told;
+
+use told::About;
 
 /// What a budget has to leave beside one store operation, in milliseconds.
 const BUDGET_SLACK_MS: u64 = 20;
@@ -82,6 +85,7 @@ pub struct Decider {
     allowances: Mutex<Allowances>,
     pub(crate) launches: Mutex<Launches>,
     pub(crate) leases: LeaseDesk,
+    spans: Spans,
     pub(crate) sightings: Arc<Sightings>,
     pub(crate) recent: Recent,
     epoch: Instant,
@@ -125,6 +129,7 @@ impl Decider {
             allowances: Mutex::default(),
             launches: Mutex::default(),
             leases: LeaseDesk::default(),
+            spans: Spans::default(),
             sightings: Arc::default(),
             recent: Recent::default(),
             epoch: Instant::now(),
@@ -148,6 +153,13 @@ impl Decider {
                 Arc::clone(journal),
             )
         });
+        self
+    }
+
+    /// With these spans.
+    #[must_use]
+    pub fn with_spans(mut self, spans: Spans) -> Self {
+        self.spans = spans;
         self
     }
 
@@ -200,11 +212,14 @@ impl Decider {
         self.limiter.as_ref()
     }
 
-    /// Decides a request that arrived at `arrived`. A repetition of an operation under way gets its answer.
-    pub async fn decide(&self, request: &DecideRequest, arrived: Instant) -> DecideAnswer {
+    /// Decides a request that arrived then. A repetition of an operation under way gets its answer, and is not traced.
+    pub async fn decide(&self, request: &DecideRequest, arrival: impl Into<Arrival>) -> DecideAnswer {
+        let arrival = arrival.into();
         match self.flights.board(request.op) {
             Seat::Pilot(pilot) => {
-                let (answer, gave_back) = self.evaluate(request, arrived).await;
+                let traced = self.spans.begin(&arrival, request);
+                let (answer, gave_back) = self.evaluate(request, arrival.at, &traced).await;
+                traced.end(&answer.verdict);
                 pilot.land(&answer, gave_back);
                 answer
             }
@@ -216,7 +231,7 @@ impl Decider {
     }
 
     /// The answer, and whether something was or will be given back.
-    async fn evaluate(&self, request: &DecideRequest, arrived: Instant) -> (DecideAnswer, bool) {
+    async fn evaluate(&self, request: &DecideRequest, arrived: Instant, traced: &Traced) -> (DecideAnswer, bool) {
         self.warn_of_a_short_budget(request);
         let bundle = self.leases.watched(request);
         // What an earlier attempt has charged may still be given back whole, by another process: no block may hang on that.
@@ -226,7 +241,7 @@ impl Decider {
             verdict,
             gave_back,
             unpriced_model,
-        } = self.reach(request, terms, arrived).await;
+        } = self.reach(request, terms, arrived, traced).await;
         let is_ahead = request.lease.is_some_and(|ask| ask.ahead);
         if request.lease.is_some() {
             self.metrics.lease(&verdict);
@@ -241,10 +256,10 @@ impl Decider {
         }
         // What is fetched ahead is no request's verdict.
         if !is_ahead {
-            self.decided(request, &verdict, arrived);
+            self.decided(request, &verdict, arrived, traced.trace_id());
             self.journal_unmetered(request, &verdict);
             if let Some(model) = unpriced_model {
-                self.tell_of_no_price(request, &model);
+                self.tell_of_no_price(request, &model, traced.trace_id());
             }
         }
         (
@@ -256,9 +271,9 @@ impl Decider {
         )
     }
 
-    /// The verdict on a request of the service's own: neither counted nor told, and no sighting of its gates.
+    /// The verdict on a request of the service's own: neither counted nor told nor traced, and no sighting of its gates.
     pub(crate) async fn untold(&self, request: &DecideRequest, arrived: Instant) -> Verdict {
-        self.reach(request, None, arrived).await.verdict
+        self.reach(request, None, arrived, &Traced::default()).await.verdict
     }
 
     /// The least budget that lets one limiter operation take its time, in milliseconds.
@@ -267,7 +282,13 @@ impl Decider {
     }
 
     /// Does what the evaluation asks for, up to the verdict.
-    async fn reach(&self, request: &DecideRequest, terms: Option<LeaseTerms>, arrived: Instant) -> Reached {
+    async fn reach(
+        &self,
+        request: &DecideRequest,
+        terms: Option<LeaseTerms>,
+        arrived: Instant,
+        traced: &Traced,
+    ) -> Reached {
         let deadline = after(arrived, Duration::from_millis(request.budget_ms));
         let mut allow = |class: FailureClass, choice: Choice| {
             locked(&self.allowances).admit(class, choice, millis_since(self.epoch))
@@ -280,7 +301,7 @@ impl Decider {
         let verdict = loop {
             match evaluation.step(&mut allow) {
                 Step::Charge(plan) => {
-                    let answer = self.charge(&plan, deadline, &mut gave_back).await;
+                    let answer = self.charge(&plan, deadline, &mut gave_back, traced).await;
                     evaluation.charged(answer, &mut allow);
                 }
                 Step::Policy {
@@ -290,13 +311,16 @@ impl Decider {
                 } => {
                     let (provider_of, price_of) = (provider_of.as_deref(), price_of.as_deref());
                     let view = match &self.policy {
-                        Some(policy) => policy.view(&org, provider_of, price_of, deadline).await,
+                        Some(policy) => {
+                            let view = policy.view(&org, provider_of, price_of, deadline);
+                            traced.asked("policy.view", Dependency::Policy, view).await
+                        }
                         None => PolicyView::UNAVAILABLE,
                     };
                     evaluation.policy(view);
                 }
                 Step::Meter(plan) => {
-                    let answer = self.meter_a_run(&plan, deadline, &mut gave_back).await;
+                    let answer = self.meter_a_run(&plan, deadline, &mut gave_back, traced).await;
                     evaluation.metered(answer, &this_month(), &mut allow);
                 }
                 Step::Launch { org, per_minute, burst } => {
@@ -308,7 +332,7 @@ impl Decider {
                         Launch::Cancelled => break NO_ANSWER,
                     }
                 }
-                Step::GiveBack(taken) => gave_back |= self.give_back_taken(request.op, taken, deadline).await,
+                Step::GiveBack(taken) => gave_back |= self.give_back_taken(request.op, taken, deadline, traced).await,
                 Step::Done(verdict) => break verdict,
             }
         };
@@ -319,13 +343,13 @@ impl Decider {
         }
     }
 
-    /// Counts and tells a verdict on what arrived at `arrived`.
-    pub(crate) fn decided(&self, request: &DecideRequest, verdict: &Verdict, arrived: Instant) {
+    /// Counts and tells a verdict on what arrived at `arrived`, in this trace.
+    pub(crate) fn decided(&self, request: &DecideRequest, verdict: &Verdict, arrived: Instant, trace_id: Option<&str>) {
         self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
         self.metrics.verdict(verdict);
         self.sightings.note(request, verdict);
         self.recent.note(request, verdict);
-        self.tell(request, verdict);
+        self.tell(About { request, trace_id }, verdict);
     }
 
     /// Nobody waits for this decision any more: what it took, or will take, is given back.
@@ -336,7 +360,13 @@ impl Decider {
         }
     }
 
-    async fn charge(&self, plan: &ChargePlan, deadline: Instant, gave_back: &mut bool) -> LimiterAnswer {
+    async fn charge(
+        &self,
+        plan: &ChargePlan,
+        deadline: Instant,
+        gave_back: &mut bool,
+        traced: &Traced,
+    ) -> LimiterAnswer {
         let Some(limiter) = &self.limiter else {
             return LimiterAnswer::NoLimiter;
         };
@@ -344,7 +374,8 @@ impl Decider {
             self.metrics.dependency_error(Dependency::Limiter, "budget_spent");
             return LimiterAnswer::Unavailable;
         }
-        match limiter.charge(plan, deadline).await {
+        let charged = limiter.charge(plan, deadline);
+        match traced.asked("limiter.charge", Dependency::Limiter, charged).await {
             Ok(charged) => {
                 self.recent.charged(plan, &charged);
                 LimiterAnswer::Charged(charged)

@@ -169,7 +169,7 @@ fn verified(arguments: &VerifyArguments) -> Result<Result<String, String>, Fault
 }
 
 /// The key that the arguments and the environment name.
-fn key(arguments: &KeyArguments) -> Result<(&str, Secret), Fault> {
+pub(crate) fn key(arguments: &KeyArguments) -> Result<(&str, Secret), Fault> {
     let id = arguments.key_id.as_deref().unwrap_or_default();
     if !is_key_id(id) {
         return Err(format!(

@@ -113,61 +113,75 @@ impl ExplainArguments {
             None => Vec::new(),
             Some(file) => before(file, &scene, at_ms)?,
         };
-        let enforced_reply = self.enforced_reply(&scene, &before, &request, at_ms)?;
-        let mut filter = scene.filter(at_ms)?;
-        let (exchange, decided) = self.play(&mut filter, &before, &request, at_ms);
-        let lines = filter.last_words();
-        let seen = Seen {
-            scene: &scene,
-            request: &request,
-            exchange,
-            lines,
-            decided,
-            enforced_reply,
-        };
-        Ok(seen.report())
+        explained(&scene, &before, &request, self.times, at_ms)
     }
+}
 
-    /// What came before, and then the request.
-    fn play(
-        &self,
-        filter: &mut ImaginedFilter,
-        before: &[(Request, u64)],
-        request: &Request,
-        at_ms: u64,
-    ) -> (Exchange, Option<Decided>) {
-        for (earlier, at_ms) in before {
-            let exchange = filter.request(&earlier.fields(), &earlier.body, *at_ms, None);
-            filter.end(exchange.stream, *at_ms);
-        }
-        for _ in 1..self.times {
-            let exchange = filter.request(&request.fields(), &request.body, at_ms, None);
-            filter.end(exchange.stream, at_ms);
-        }
-        // Lines of earlier requests are none of this one.
-        filter.last_words();
-        let mut decided = Vec::new();
-        let exchange = filter.request(&request.fields(), &request.body, at_ms, Some(&mut decided));
-        (exchange, decided.pop())
-    }
+/// What becomes of the last of `times` equal requests at `at_ms`, after those that came before.
+///
+/// # Errors
+/// A counter of the scene that can't stand so.
+pub fn explained(
+    scene: &Scene,
+    before: &[(Request, u64)],
+    request: &Request,
+    times: u32,
+    at_ms: u64,
+) -> Result<Report, Wrong> {
+    let enforced_reply = enforced_reply(scene, before, request, times, at_ms)?;
+    let mut filter = scene.filter(at_ms)?;
+    let (exchange, decided) = play(&mut filter, before, request, times, at_ms);
+    let lines = filter.last_words();
+    let seen = Seen {
+        scene,
+        request,
+        exchange,
+        lines,
+        decided,
+        enforced_reply,
+    };
+    Ok(seen.report())
+}
 
-    /// In shadow mode: what the client would get, as the same filter would say it if it enforced.
-    fn enforced_reply(
-        &self,
-        scene: &Scene,
-        before: &[(Request, u64)],
-        request: &Request,
-        at_ms: u64,
-    ) -> Result<Option<Reply>, Wrong> {
-        if scene.config.mode == Mode::Enforce {
-            return Ok(None);
-        }
-        let mut config = scene.config.clone();
-        config.mode = Mode::Enforce;
-        let mut filter = scene.filter_as(config, at_ms)?;
-        let (exchange, _) = self.play(&mut filter, before, request, at_ms);
-        Ok(exchange.reply().cloned())
+/// What came before, and then the request.
+fn play(
+    filter: &mut ImaginedFilter,
+    before: &[(Request, u64)],
+    request: &Request,
+    times: u32,
+    at_ms: u64,
+) -> (Exchange, Option<Decided>) {
+    for (earlier, at_ms) in before {
+        let exchange = filter.request(&earlier.fields(), &earlier.body, *at_ms, None);
+        filter.end(exchange.stream, *at_ms);
     }
+    for _ in 1..times {
+        let exchange = filter.request(&request.fields(), &request.body, at_ms, None);
+        filter.end(exchange.stream, at_ms);
+    }
+    // Lines of earlier requests are none of this one.
+    filter.last_words();
+    let mut decided = Vec::new();
+    let exchange = filter.request(&request.fields(), &request.body, at_ms, Some(&mut decided));
+    (exchange, decided.pop())
+}
+
+/// In shadow mode: what the client would get, as the same filter would say it if it enforced.
+fn enforced_reply(
+    scene: &Scene,
+    before: &[(Request, u64)],
+    request: &Request,
+    times: u32,
+    at_ms: u64,
+) -> Result<Option<Reply>, Wrong> {
+    if scene.config.mode == Mode::Enforce {
+        return Ok(None);
+    }
+    let mut config = scene.config.clone();
+    config.mode = Mode::Enforce;
+    let mut filter = scene.filter_as(config, at_ms)?;
+    let (exchange, _) = play(&mut filter, before, request, times, at_ms);
+    Ok(exchange.reply().cloned())
 }
 
 /// The requests of a file, with their times.

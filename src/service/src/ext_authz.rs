@@ -21,6 +21,7 @@ use portcullis_decision::operation::OperationId;
 use portcullis_decision::reply::{Refusal, Reply};
 use portcullis_decision::rules::Gate;
 use portcullis_decision::stream::{CalloutAnswer, RequestHead, Stream};
+use portcullis_decision::trace::TraceContext;
 use portcullis_decision::verdict::{Unavailability, Verdict};
 use portcullis_decision::wire::{DecideAnswer, DecideRequest};
 use tokio::sync::mpsc;
@@ -30,6 +31,7 @@ use crate::decide::Decider;
 use crate::logs::Journal;
 use crate::metrics::Metrics;
 use crate::outliving::Outliving;
+use crate::spans::Arrival;
 use crate::{locked, millis_since, unix_s};
 
 /// How often it is looked for what time alone brings about: lines that were held back, and the gauge.
@@ -119,8 +121,8 @@ impl Checks {
         }
     }
 
-    /// Answers one check that arrived at `at`. `under_way` is held until its decision has come to its end.
-    pub async fn answer(&self, parts: &Parts, at: Instant, under_way: mpsc::Sender<()>) -> Response {
+    /// Answers one check that arrived then. `under_way` is held until its decision has come to its end.
+    pub async fn answer(&self, parts: &Parts, arrival: Arrival, under_way: mpsc::Sender<()>) -> Response {
         let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
         let path = target.strip_prefix(CHECK_PATH).unwrap_or(target);
         let mut headers: Vec<(&[u8], &[u8])> = Vec::with_capacity(parts.headers.len().saturating_add(2));
@@ -147,7 +149,7 @@ impl Checks {
         };
         let mut outcome = self.carry_out(effects, true);
         if let Some((request, slots)) = asked {
-            let answer = self.decide(request, slots, at, under_way).await;
+            let answer = self.decide(request, slots, arrival, under_way).await;
             let body = serde_json::to_vec(&answer).ok();
             let callout = CalloutAnswer {
                 status: Some(200),
@@ -177,14 +179,15 @@ impl Checks {
         &self,
         request: DecideRequest,
         slots: Slots,
-        at: Instant,
+        arrival: Arrival,
         under_way: mpsc::Sender<()>,
     ) -> DecideAnswer {
         let op = request.op;
         let bypass = match slots {
             Slots::Refused(verdict) => {
                 self.tell_of_slots(&request);
-                self.decider.decided(&request, &verdict, at);
+                let trace_id = arrival.trace.as_ref().map(TraceContext::trace_id);
+                self.decider.decided(&request, &verdict, arrival.at, trace_id);
                 return DecideAnswer { op, verdict };
             }
             Slots::Unchecked(bypass) => Some(bypass),
@@ -196,7 +199,7 @@ impl Checks {
         };
         let decider = Arc::clone(&self.decider);
         let decision = Outliving::new(async move {
-            let answer = decider.decide(&request, at).await;
+            let answer = decider.decide(&request, arrival).await;
             drop(under_way);
             (answer, request)
         });

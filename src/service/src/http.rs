@@ -15,10 +15,12 @@ use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use portcullis_decision::class::Dependency;
 use portcullis_decision::config::Profile;
 use portcullis_decision::evaluation::request_fault;
 use portcullis_decision::ext_authz::CHECK_PATH;
 use portcullis_decision::log_line::{Level, LogLine};
+use portcullis_decision::trace::TraceContext;
 use portcullis_decision::wire::{DECIDE_PATH, DecideRequest, SETTLE_PATH, SettleRequest};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -28,10 +30,12 @@ use crate::canary::Canary;
 use crate::connections::Peer;
 use crate::decide::Decider;
 use crate::ext_authz::Checks;
+use crate::fault_switch::FaultSwitch;
 use crate::gates::Gates;
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::outliving::Outliving;
 use crate::readiness::Readiness;
+use crate::spans::Arrival;
 use crate::tokens::Tokens;
 
 /// Largest body of a decision, in bytes: an envelope's ids and limits take a few kilobytes.
@@ -50,6 +54,8 @@ pub struct App {
     pub gates: Arc<Gates>,
     /// Tries whether a limit holds; `None` where that is not configured.
     pub canary: Option<Arc<Canary>>,
+    /// What an operator lets fail; `None` in production.
+    pub faults: Option<Arc<FaultSwitch>>,
     /// Counts.
     pub metrics: Arc<Metrics>,
     /// Answers Envoy's `ext_authz`; `None` where that is not configured.
@@ -74,15 +80,18 @@ pub fn router(app: App) -> Router {
         .with_state(app)
 }
 
-/// When the request's head arrived: the start of its budget. The first argument of a handler, so that reading the body
-/// counts.
-struct Arrived(Instant);
+/// When the request's head arrived: the start of its budget; and the trace that it names. The first argument of a handler,
+/// so that reading the body counts.
+struct Arrived(Arrival);
 
 impl<S: Sync> FromRequestParts<S> for Arrived {
     type Rejection = Infallible;
 
-    async fn from_request_parts(_: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self(Instant::now()))
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let at = Instant::now();
+        let headers = parts.headers.iter();
+        let trace = TraceContext::of(headers.map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes())));
+        Ok(Self(Arrival { at, trace }))
     }
 }
 
@@ -162,6 +171,16 @@ impl App {
         parsed(body).inspect_err(|Refusal(_, reason)| self.decider.tell_of_a_refusal(what, reason))
     }
 
+    /// Refuses everything while an operator lets the service itself fail.
+    fn is_let_be(&self) -> Result<(), Refusal> {
+        let fails = |faults: &Arc<FaultSwitch>| faults.fails(Dependency::Decision);
+        if self.faults.as_ref().is_some_and(fails) {
+            let reason = "an operator lets this service fail, for a drill";
+            return Err(Refusal(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned()));
+        }
+        Ok(())
+    }
+
     /// Turns away whoever needs a token and has none. To the filter that is an outage, and only the log says why.
     fn let_in(&self, headers: &HeaderMap, extensions: &Extensions) -> Result<LetIn, Refusal> {
         if self.tokens.as_ref().is_none_or(|tokens| tokens.admit(headers)) {
@@ -193,7 +212,8 @@ impl App {
     }
 }
 
-async fn decide(State(app): State<App>, Arrived(at): Arrived, _: LetIn, body: Whole) -> Result<Response, Refusal> {
+async fn decide(State(app): State<App>, Arrived(arrival): Arrived, _: LetIn, body: Whole) -> Result<Response, Refusal> {
+    app.is_let_be()?;
     let request: DecideRequest = app.read("a decision", body)?;
     app.same_profile(request.profile, "a decision")?;
     if let Some(fault) = request_fault(&request) {
@@ -204,7 +224,7 @@ async fn decide(State(app): State<App>, Arrived(at): Arrived, _: LetIn, body: Wh
     // When the connection goes away this handler is dropped, and the decision goes on to its end, so that what it charges is
     // either answered for or given back.
     let decision = Outliving::new(async move {
-        let answer = decider.decide(&request, at).await;
+        let answer = decider.decide(&request, arrival).await;
         drop(under_way);
         answer
     });
@@ -212,6 +232,7 @@ async fn decide(State(app): State<App>, Arrived(at): Arrived, _: LetIn, body: Wh
 }
 
 async fn settle(State(app): State<App>, _: LetIn, body: Whole) -> Result<Response, Refusal> {
+    app.is_let_be()?;
     let request: SettleRequest = app.read("a settle batch", body)?;
     app.same_profile(request.profile, "a settle batch")?;
     let answer = app
@@ -224,13 +245,18 @@ async fn settle(State(app): State<App>, _: LetIn, body: Whole) -> Result<Respons
 
 /// Any method on any path below [`CHECK_PATH`], which the asked-about request's own path follows: nothing that a router
 /// could match.
-async fn check_or_nothing(State(app): State<App>, Arrived(at): Arrived, request: Request) -> Result<Response, Refusal> {
+async fn check_or_nothing(
+    State(app): State<App>,
+    Arrived(arrival): Arrived,
+    request: Request,
+) -> Result<Response, Refusal> {
     let is_check = |path: &str| path.strip_prefix(CHECK_PATH).is_some_and(|rest| rest.starts_with('/'));
     match app.checks.clone().filter(|_| is_check(request.uri().path())) {
         // The body is not looked at: Envoy sends none unless it is told to.
         Some(checks) => {
             app.let_in(request.headers(), request.extensions())?;
-            Ok(checks.answer(&request.into_parts().0, at, app.under_way).await)
+            app.is_let_be()?;
+            Ok(checks.answer(&request.into_parts().0, arrival, app.under_way).await)
         }
         None => Err(Refusal(StatusCode::NOT_FOUND, "no such path".to_owned())),
     }
@@ -246,6 +272,10 @@ async fn ready(State(app): State<App>) -> Response {
         body.insert("gates".to_owned(), app.gates.report());
         if let Some(canary) = &app.canary {
             body.insert("canary".to_owned(), canary.report());
+        }
+        let faults = app.faults.as_ref().map(|faults| faults.report());
+        if let Some(faults) = faults.filter(|faults| *faults != json!({})) {
+            body.insert("faults".to_owned(), faults);
         }
     }
     let status = if ready {

@@ -1,7 +1,7 @@
 //! Log lines: JSON objects on stderr, one a line, with all keys at the top; at most one of a kind each second, which says
 //! how many it stands for.
 //!
-//! A line never holds an address, a credential, a store's own words or a header other than the org's and the request's id.
+//! A line never holds an address, a credential, a store's own words or a header other than the ids of org, request and trace.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -129,6 +129,7 @@ fn emit(kind: Option<&'static str>, line: &LogLine) {
                 code = line.code,
                 org = line.org.as_deref(),
                 request_id = line.request_id.as_deref(),
+                trace_id = line.trace_id.as_deref(),
                 rules = line.rules.as_deref(),
                 dependency = line.class.and_then(dependency),
                 kind = kind,

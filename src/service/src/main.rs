@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use portcullis_service::cli::{Cli, Command, UnmeteredCommand};
 use portcullis_service::policy::apply;
-use portcullis_service::{check, envelope, explain, replay, schema, serve, unmetered};
+use portcullis_service::{check, drill, envelope, explain, replay, schema, serve, unmetered};
 
 /// A decision makes some dozens of short-lived pieces, which the C library's allocator spends a quarter of it on.
 #[global_allocator]
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         Command::Envelope(command) => envelope::run(&command),
         Command::Schema { kind } => schema::run(kind),
         Command::Explain(arguments) => explain::run(&arguments),
+        Command::Drill(arguments) => drill::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Policy { command } => apply::run(&command),
         Command::Unmetered(UnmeteredCommand::List(arguments)) => unmetered::list(&arguments),

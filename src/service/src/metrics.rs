@@ -72,9 +72,11 @@ pub struct Metrics {
     /// Bills of models that have no price.
     pub unpriced: Counter,
     turned_away: Family<Labels<1>, Counter>,
+    spans: Family<Labels<1>, Counter>,
     checks: Family<Vec<(&'static str, String)>, Counter>,
     enforcing: Family<Vec<(&'static str, String)>, Gauge>,
     gate_state: Family<Labels<2>, Gauge>,
+    fault: Family<Labels<1>, Gauge>,
     canary: Family<[(&'static str, &'static str); 0], Gauge>,
     canary_age: Family<[(&'static str, &'static str); 0], Gauge>,
     build_info: Family<Vec<(&'static str, String)>, Gauge<i64, std::sync::atomic::AtomicI64>>,
@@ -110,9 +112,11 @@ impl Default for Metrics {
             bills_of_holds: Counter::default(),
             unpriced: Counter::default(),
             turned_away: Family::default(),
+            spans: Family::default(),
             checks: Family::default(),
             enforcing: Family::default(),
             gate_state: Family::default(),
+            fault: Family::default(),
             canary: Family::default(),
             canary_age: Family::default(),
             build_info: Family::default(),
@@ -252,6 +256,11 @@ impl Metrics {
             self.turned_away.clone(),
         );
         registry.register(
+            "spans",
+            "Spans of decisions: sent, lost by a collector that did not take them, dropped for want of room",
+            self.spans.clone(),
+        );
+        registry.register(
             "ext_authz",
             "What became of guarded requests that Envoy's ext_authz asked about, by the names of the filter's counters",
             self.checks.clone(),
@@ -265,6 +274,11 @@ impl Metrics {
             "gate_state",
             "1 for the state that a gate is in, 0 for its other states",
             self.gate_state.clone(),
+        );
+        registry.register(
+            "fault_active",
+            "1 while an operator lets a dependency fail for a drill",
+            self.fault.clone(),
         );
         registry.register(
             "canary_denied",
@@ -316,6 +330,11 @@ impl Metrics {
             .set(i64::from(is));
     }
 
+    /// Counts what became of spans: `sent`, `lost` by a collector that did not take them, `dropped` for want of room.
+    pub fn spans(&self, outcome: &'static str, by: u64) {
+        self.spans.get_or_create(&[("outcome", outcome)]).inc_by(by);
+    }
+
     /// Counts what became of a lease that was asked for.
     pub fn lease(&self, verdict: &Verdict) {
         let outcome = match verdict {
@@ -365,6 +384,13 @@ impl Metrics {
             let labels = [("gate", gate.name()), ("state", other.name())];
             self.gate_state.get_or_create(&labels).set(i64::from(other == state));
         }
+    }
+
+    /// Says whether a dependency is let fail.
+    pub fn fault(&self, dependency: Dependency, is: bool) {
+        self.fault
+            .get_or_create(&[("dependency", dependency.name())])
+            .set(i64::from(is));
     }
 
     /// Says whether what the canary last sent over its limit was denied, and how many seconds ago it was answered.

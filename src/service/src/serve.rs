@@ -19,6 +19,7 @@ use crate::connections::Door;
 use crate::decide::Decider;
 use crate::door::DoorFiles;
 use crate::ext_authz::Checks;
+use crate::fault_switch::{FaultSwitch, switchable};
 use crate::gates::Gates;
 use crate::http::{App, router};
 use crate::limiter::Limiter;
@@ -28,6 +29,8 @@ use crate::metering::{Cancel, Meter};
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::readiness::Readiness;
+use crate::spans::Spans;
+use crate::spans::export::Collector;
 use crate::{after, connections, policy, unix_s};
 
 /// How long the end may take: what is under way is answered, and what has to be given back is.
@@ -36,6 +39,8 @@ const GRACE: Duration = Duration::from_secs(10);
 const GIVE_BACK_GRACE: Duration = Duration::from_secs(2);
 /// Connections of operators at a time.
 const MOST_OPERATORS: u64 = 64;
+/// How long spans may take to be sent at the end, also where nothing of that is left.
+const LEAST_FLUSH: Duration = Duration::from_millis(500);
 /// Between two looks at whether all is given back.
 const GLANCE: Duration = Duration::from_millis(5);
 
@@ -46,6 +51,7 @@ struct Plan {
     limiter: Option<Arc<dyn Limiter>>,
     policy: Option<Arc<dyn PolicyStore>>,
     meter: Option<Arc<dyn Meter>>,
+    collector: Option<Collector>,
     door: DoorFiles,
 }
 
@@ -71,10 +77,9 @@ pub fn run(arguments: &ServeArguments) -> ExitCode {
     };
     let code = runtime.block_on(async {
         match listen(&plan.config, arguments.reuse_port).await {
-            Ok(listeners) => serve(plan, listeners).await.map_or_else(
-                |error| no_start(arguments, &format!("cannot wait for signals: {error}")),
-                |()| ExitCode::SUCCESS,
-            ),
+            Ok(listeners) => serve(plan, listeners)
+                .await
+                .map_or_else(|why| no_start(arguments, &why), |()| ExitCode::SUCCESS),
             Err(why) => no_start(arguments, &why),
         }
     });
@@ -108,7 +113,9 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     let policy = policy::open(&config.policy)?;
     let meter = check::meter(&config)?;
     let door = DoorFiles::open(&config)?;
+    let collector = Collector::open(config.tracing.as_ref())?;
     Ok(Plan {
+        collector,
         door,
         policy,
         meter,
@@ -118,8 +125,9 @@ fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
     })
 }
 
-async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
+async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
     let Plan {
+        collector,
         config,
         config_hash,
         limiter,
@@ -129,6 +137,7 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
     } = plan;
     let listener = listeners.gateways;
     // Before the first line, so that who reads it may send a signal.
+    let signal = |kind| signal(kind).map_err(|error| format!("cannot wait for signals: {error}"));
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let stop = async move {
         tokio::select! {
@@ -138,11 +147,19 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
         tracing::info!(event = "stopping", "no longer accepting; answering what is under way");
     };
     let (metrics, journal) = (Arc::new(Metrics::default()), Arc::new(Journal::default()));
+    let (spans, sending) = match collector {
+        Some(collector) => {
+            let (spans, sending) = collector.start(Arc::clone(&metrics), Arc::clone(&journal))?;
+            (spans, Some(sending))
+        }
+        None => (Spans::default(), None),
+    };
+    let address = listener.local_addr().map_err(|error| format!("listen: {error}"))?;
     let scheme = limiter.as_ref().map_or("none", |limiter| limiter.scheme());
     metrics.build_info(config.profile.name(), &config_hash, scheme);
     tracing::info!(
         event = "started",
-        listen = %listener.local_addr()?,
+        listen = %address,
         profile = config.profile.name(),
         config_hash = config_hash,
         limiter = scheme,
@@ -152,14 +169,16 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
         door = files.kind(),
         ext_authz = config.ext_authz.as_ref().map_or("none", |checks| checks.rules.name.as_str()),
         version = env!("CARGO_PKG_VERSION"),
-        "listening on {}",
-        listener.local_addr()?,
+        tracing = if sending.is_some() { "otlp" } else { "none" },
+        "listening on {address}",
     );
+    let faults = FaultSwitch::of(config.profile, &metrics);
+    let (limiter, policy, meter) = switchable(faults.as_ref(), limiter, policy, meter);
     let readiness = Arc::new(Readiness::new(&config, limiter.as_deref(), Arc::clone(&metrics)));
     let shared = limiter.as_ref().is_some_and(|limiter| limiter.is_shared());
     let decider = Decider::new(&config, limiter, Arc::clone(&metrics), Arc::clone(&journal));
     let max_staleness = Duration::from_millis(config.policy.max_staleness_ms);
-    let decider = decider.with_policy(policy, max_staleness);
+    let decider = decider.with_policy(policy, max_staleness).with_spans(spans);
     let decider = Arc::new(decider.with_meter(meter));
     decider.tell_of_a_missing_limiter();
     tokio::spawn(Arc::clone(&journal).run());
@@ -218,6 +237,8 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
             tokens: files.admin_tokens.clone(),
             // One at a time: it is a thread's work.
             explaining: Arc::new(Semaphore::new(1)),
+            faults: faults.clone(),
+            max_staleness_ms: config.policy.max_staleness_ms,
         };
         tell_operators(&listener, &state)?;
         let door = Door {
@@ -244,6 +265,7 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
         readiness,
         gates,
         canary,
+        faults,
         metrics: Arc::clone(&metrics),
         checks,
         tokens: files.tokens,
@@ -269,6 +291,11 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
         sleep(GLANCE).await;
     }
     drop(admin_ends);
+    if let Some(sending) = sending {
+        sending
+            .end(end.saturating_duration_since(Instant::now()).max(LEAST_FLUSH))
+            .await;
+    }
     journal.flush_all();
     unmetered.tell_of_the_lost();
     bills.tell_of_the_lost();
@@ -281,8 +308,10 @@ async fn serve(plan: Plan, listeners: Listeners) -> io::Result<()> {
 }
 
 /// Says where operators look in, and who may.
-fn tell_operators(listener: &TcpListener, state: &AdminState) -> io::Result<()> {
-    let address = listener.local_addr()?;
+fn tell_operators(listener: &TcpListener, state: &AdminState) -> Result<(), String> {
+    let address = listener
+        .local_addr()
+        .map_err(|error| format!("admin.listen: {error}"))?;
     let who = if state.tokens.is_some() {
         "who has a token"
     } else {

@@ -17,9 +17,12 @@ mod cases;
 mod certificates;
 mod clients;
 mod clocks;
+#[path = "../../../src/service/tests/collector/mod.rs"]
+mod collector;
 mod compose;
 mod config_faults;
 mod contract_limits;
+mod drill;
 mod envelope_headers;
 mod expect;
 #[path = "../../../src/service/tests/explain/case.rs"]
@@ -62,6 +65,7 @@ mod stores_limiter;
 mod stores_postgres;
 #[path = "../../../src/decision/tests/table/mod.rs"]
 mod table;
+mod tracing;
 mod unenforced;
 mod withholding;
 mod world;

@@ -11,6 +11,7 @@ use super::canary::CanaryConfig;
 use super::door::{AdminConfig, HttpBounds, TlsConfig, optional_file, read_admin, read_http, read_tls};
 use super::faults::{Faults, shown};
 use super::section::{PASSTHROUGH_IS_GONE, Section, integer_of, is_off, retired_switch, root, word_of};
+use super::tracing::TracingConfig;
 use super::{FilterConfig, Profile};
 use crate::json::Node;
 use crate::limits::{LARGEST_LIMIT, Limit, Resource, ScopeLimits};
@@ -28,6 +29,10 @@ pub struct Environment {
     pub allow_passthrough: Option<String>,
     /// `IBEX_MODEL_POLICY_ALLOW_PASSTHROUGH`, retired.
     pub ibex_allow_passthrough: Option<String>,
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT`: a collector, for everything that it takes.
+    pub otlp_endpoint: Option<String>,
+    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`: the whole address for spans.
+    pub otlp_traces_endpoint: Option<String>,
 }
 
 /// A store's address. It may hold a password, so it is never printed.
@@ -152,6 +157,8 @@ pub struct ServiceConfig {
     pub canary: Option<CanaryConfig>,
     /// By what Envoy's `ext_authz` is answered; `None`: it is not.
     pub ext_authz: Option<FilterConfig>,
+    /// Where spans go; `None`: none are made.
+    pub tracing: Option<TracingConfig>,
 }
 
 impl ServiceConfig {
@@ -176,7 +183,7 @@ impl ServiceConfig {
     }
 }
 
-fn set(text: Option<&String>) -> Option<&str> {
+pub(super) fn set(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|text| !text.is_empty())
 }
 
@@ -235,6 +242,7 @@ fn read(node: &Node, environment: &Environment, faults: &mut Faults) -> Option<S
         None | Some(Node::Null) => None,
         Some(node) => super::ext_authz::read(node, profile, &capacity, faults),
     };
+    let tracing = super::tracing::read(section.get("tracing"), environment, faults);
     section.finish(faults);
     Some(ServiceConfig {
         profile: profile?,
@@ -252,6 +260,7 @@ fn read(node: &Node, environment: &Environment, faults: &mut Faults) -> Option<S
         capacity,
         canary,
         ext_authz,
+        tracing,
     })
 }
 

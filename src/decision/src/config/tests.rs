@@ -470,3 +470,72 @@ fn operators_look_in_on_loopback_and_outside_development_with_a_token() {
         assert_eq!(faults(profile, admin), [expected]);
     }
 }
+
+#[test]
+fn spans_go_where_the_environment_says_or_else_the_file() {
+    let text = r#"{"profile": "development", "listen": "h:1", "tracing": {"endpoint": "http://c:4318/", "sample_one_in": 100}}"#;
+    let tracing = |text: &str, base: &str, whole: &str| {
+        let environment = Environment {
+            otlp_endpoint: Some(base.into()),
+            otlp_traces_endpoint: Some(whole.into()),
+            ..Environment::default()
+        };
+        let tracing = service(text, &environment).unwrap().tracing;
+        tracing.map(|tracing| (tracing.endpoint, tracing.sample_one_in))
+    };
+    let at = |endpoint: &str, sample_one_in| Some((endpoint.to_string(), sample_one_in));
+    assert_eq!(tracing(text, "", ""), at("http://c:4318/v1/traces", 100));
+    assert_eq!(tracing(text, "https://env", ""), at("https://env/v1/traces", 100));
+    assert_eq!(
+        tracing(text, "https://env", "http://[::1]:1/own"),
+        at("http://[::1]:1/own", 100)
+    );
+    let without = r#"{"profile": "development", "listen": "h:1"}"#;
+    assert_eq!(tracing(without, "", ""), None);
+    assert_eq!(
+        tracing(without, "http://env:4318", ""),
+        at("http://env:4318/v1/traces", 1)
+    );
+    let only_how_many = r#"{"profile": "development", "listen": "h:1", "tracing": {"sample_one_in": 7}}"#;
+    assert_eq!(
+        tracing(only_how_many, "http://env:4318", ""),
+        at("http://env:4318/v1/traces", 7)
+    );
+    let faults = service(only_how_many, &Environment::default()).unwrap_err();
+    assert!(
+        faults[0].starts_with("tracing.endpoint: say where spans go"),
+        "{faults:?}"
+    );
+}
+
+#[test]
+fn an_address_for_spans_that_cannot_be_used_is_named_and_not_shown() {
+    for address in [
+        "collector:4318",
+        "grpc://c",
+        "http://",
+        "http://:4318",
+        "http://u:hunter2@c",
+        "http://c?key=hunter2",
+        "http://c c",
+    ] {
+        let text =
+            std::format!(r#"{{"profile": "development", "listen": "h:1", "tracing": {{"endpoint": "{address}"}}}}"#);
+        let faults = service(&text, &Environment::default()).unwrap_err();
+        assert_eq!(faults.len(), 1, "{address}");
+        assert!(
+            faults[0].starts_with("tracing.endpoint: must be an address"),
+            "{faults:?}"
+        );
+        assert!(!faults[0].contains("hunter2"), "{faults:?}");
+        let environment = Environment {
+            otlp_endpoint: Some(address.into()),
+            ..Environment::default()
+        };
+        let faults = service(r#"{"profile": "development", "listen": "h:1"}"#, &environment).unwrap_err();
+        assert!(
+            faults[0].starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: must be"),
+            "{faults:?}"
+        );
+    }
+}

@@ -155,6 +155,7 @@ impl Gatehouse {
             Callout {
                 path: DECIDE_PATH,
                 body: serde_json::to_vec(&request).unwrap_or_default(),
+                trace: None,
                 timeout_ms: self.leases.fetch_ms,
             },
         ));

@@ -239,6 +239,7 @@ impl Stream {
         effects.push(Effect::Dispatch(Callout {
             path: DECIDE_PATH,
             body,
+            trace: self.caller.trace.clone(),
             timeout_ms: left_ms,
         }));
         self.state = State::Deciding(alloc::boxed::Box::new(deciding));

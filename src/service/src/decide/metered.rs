@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::Decider;
 use crate::locked;
 use crate::metering::Cancel;
+use crate::spans::Traced;
 use crate::unmetered::Admission;
 
 impl Decider {
@@ -21,6 +22,7 @@ impl Decider {
         plan: &MeterPlan,
         deadline: Instant,
         gave_back: &mut bool,
+        traced: &Traced,
     ) -> Option<Metered> {
         let Some(meter) = &self.meter else {
             self.metrics.dependency_error(Dependency::Metering, "not_configured");
@@ -30,7 +32,8 @@ impl Decider {
             self.metrics.dependency_error(Dependency::Metering, "budget_spent");
             return None;
         }
-        match meter.record(plan, deadline).await {
+        let recorded = meter.record(plan, deadline);
+        match traced.asked("metering.record", Dependency::Metering, recorded).await {
             Ok(metered) => Some(metered),
             Err(fault) => {
                 if plan.records && fault.may_have_happened() {
@@ -45,7 +48,13 @@ impl Decider {
     /// Gives back what earlier gates took: at once while there is time, so that who is told of a denial finds nothing
     /// charged by it; else, or if that fails or takes longer, later: a verdict after the budget is lost to who asked.
     /// Returns whether a store has to hear of it.
-    pub(super) async fn give_back_taken(&self, op: OperationId, taken: Taken, deadline: Instant) -> bool {
+    pub(super) async fn give_back_taken(
+        &self,
+        op: OperationId,
+        taken: Taken,
+        deadline: Instant,
+        traced: &Traced,
+    ) -> bool {
         if taken.launch.is_some() {
             locked(&self.launches).give_back(op);
         }
@@ -55,8 +64,15 @@ impl Decider {
         let has_time = Instant::now() < deadline;
         let limiter = async {
             let Some(op) = taken.limiter else { return };
+            let ops = [op];
             let now_told = match &self.limiter {
-                Some(limiter) if has_time => limiter.cancel_by(&[op], deadline).await.is_ok(),
+                Some(limiter) if has_time => {
+                    let given = limiter.cancel_by(&ops, deadline);
+                    traced
+                        .asked("limiter.give_back", Dependency::Limiter, given)
+                        .await
+                        .is_ok()
+                }
                 _ => false,
             };
             if !now_told {
@@ -65,8 +81,15 @@ impl Decider {
         };
         let metering = async {
             let Some(op) = taken.metering else { return };
+            let ops = [op];
             let now_told = match &self.meter {
-                Some(meter) if has_time => meter.cancel_by(&[op], Cancel::GiveBack, deadline).await.is_ok(),
+                Some(meter) if has_time => {
+                    let given = meter.cancel_by(&ops, Cancel::GiveBack, deadline);
+                    traced
+                        .asked("metering.give_back", Dependency::Metering, given)
+                        .await
+                        .is_ok()
+                }
                 _ => false,
             };
             if !now_told {

@@ -46,50 +46,51 @@ impl Decider {
         self.journal.write(None, line);
     }
 
-    pub(super) fn tell(&self, request: &DecideRequest, verdict: &Verdict) {
+    pub(super) fn tell(&self, of: About<'_>, verdict: &Verdict) {
         match verdict {
             Verdict::Admit(admission) => {
                 admission
                     .first_of_each_class()
-                    .for_each(|bypass| self.tell_bypass(request, bypass));
+                    .for_each(|bypass| self.tell_bypass(of, bypass));
                 if admission.unenforced {
-                    let mut line = about(request, Level::Error, "unenforced", UNENFORCED.to_owned());
+                    let mut line = of.line(Level::Error, "unenforced", UNENFORCED.to_owned());
                     line.action = Some("admit");
                     self.journal.write(None, line);
                 }
             }
-            Verdict::Deny(denial) => self.tell_denial(request, denial),
-            Verdict::Unavailable(unavailable) => self.tell_unavailability(request, unavailable),
+            Verdict::Deny(denial) => self.tell_denial(of, denial),
+            Verdict::Unavailable(unavailable) => self.tell_unavailability(of, unavailable),
         }
     }
 
     /// Says which entry the price list lacks: of a bypass or a refusal alone nobody could tell.
-    pub(super) fn tell_of_no_price(&self, request: &DecideRequest, model: &str) {
+    pub(super) fn tell_of_no_price(&self, request: &DecideRequest, model: &str, trace_id: Option<&str>) {
+        let of = About { request, trace_id };
         let message = format!("{}: {} can't be kept for it", no_price_for(model), Gate::CostCap.name());
-        let mut line = about(request, Level::Warn, "unpriced", message);
+        let mut line = of.line(Level::Warn, "unpriced", message);
         line.class = Some(FailureClass::PolicyUnavailable);
         line.gate = Some(Gate::CostCap.name().to_owned());
         self.journal.write(None, line);
     }
 
-    fn tell_bypass(&self, request: &DecideRequest, bypass: &Bypass) {
-        let mut line = about(request, Level::Warn, "bypassed", bypass_message(bypass));
+    fn tell_bypass(&self, of: About<'_>, bypass: &Bypass) {
+        let mut line = of.line(Level::Warn, "bypassed", bypass_message(bypass));
         line.class = Some(bypass.class);
         line.gate = Some(bypass.gate.name().to_owned());
         line.action = Some("admit");
         self.journal.write(None, line);
     }
 
-    fn tell_denial(&self, request: &DecideRequest, denial: &Denial) {
-        let mut line = about(request, Level::Info, "denied", denial.code.message().to_owned());
+    fn tell_denial(&self, of: About<'_>, denial: &Denial) {
+        let mut line = of.line(Level::Info, "denied", denial.code.message().to_owned());
         line.class = denial.code.class();
         line.gate = denial.gate.map(Gate::name).map(str::to_owned);
-        line.action = Some(refusal(request));
+        line.action = Some(refusal(of.request));
         line.code = Some(denial.code.name());
         self.journal.write(None, line);
     }
 
-    fn tell_unavailability(&self, request: &DecideRequest, unavailable: &Unavailability) {
+    fn tell_unavailability(&self, of: About<'_>, unavailable: &Unavailability) {
         let message = match unavailable.gate {
             Some(gate) => format!(
                 "fail-closed, {} is unavailable to the gate {}",
@@ -101,10 +102,10 @@ impl Decider {
                 unavailable.dependency.name()
             ),
         };
-        let mut line = about(request, Level::Warn, "unavailable", message);
+        let mut line = of.line(Level::Warn, "unavailable", message);
         line.class = Some(unavailable.dependency.class());
         line.gate = unavailable.gate.map(Gate::name).map(str::to_owned);
-        line.action = Some(refusal(request));
+        line.action = Some(refusal(of.request));
         line.code = Some(Code::ServiceDegraded.name());
         self.journal.write(None, line);
     }
@@ -118,10 +119,21 @@ const fn refusal(request: &DecideRequest) -> &'static str {
     }
 }
 
-fn about(request: &DecideRequest, level: Level, event: &'static str, message: String) -> LogLine {
-    let mut line = LogLine::new(level, event, message);
-    line.org = request.subject.org.clone();
-    line.request_id = request.request_id.clone();
-    line.rules = Some(request.rules.clone());
-    line
+/// What a line is about.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct About<'a> {
+    pub(super) request: &'a DecideRequest,
+    /// The trace that it belongs to.
+    pub(super) trace_id: Option<&'a str>,
+}
+
+impl About<'_> {
+    fn line(self, level: Level, event: &'static str, message: String) -> LogLine {
+        let mut line = LogLine::new(level, event, message);
+        line.org = self.request.subject.org.clone();
+        line.request_id = self.request.request_id.clone();
+        line.trace_id = self.trace_id.map(str::to_owned);
+        line.rules = Some(self.request.rules.clone());
+        line
+    }
 }

@@ -32,6 +32,7 @@ fn app(decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
             readiness,
             gates,
             canary: None,
+            faults: None,
             metrics,
             checks: None,
             tokens: None,

@@ -10,29 +10,17 @@ use futures_util::future::poll_fn;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, Config, Error};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::address::AddressFault;
+use crate::roots;
 
 /// TLS whose certificates are checked by the roots in a file, or by the system's.
 pub(super) fn verified(file: Option<&Path>) -> Result<MakeRustlsConnect, AddressFault> {
-    let found = match file {
-        Some(file) => rustls_native_certs::load_certs_from_paths(Some(file), None),
-        None => rustls_native_certs::load_native_certs(),
-    };
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        return Err(AddressFault::NoRoots);
-    }
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|_| AddressFault::NoRoots)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let config = roots::verifying(file).ok_or(AddressFault::NoRoots)?;
     Ok(MakeRustlsConnect::new(config))
 }
 

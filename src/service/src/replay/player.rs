@@ -26,7 +26,8 @@ const MOST_UNDER_WAY: usize = 100_000;
 struct UnderWay {
     ends_ms: u64,
     number: u64,
-    stream: Stream,
+    /// Boxed, since the queue moves its entries about.
+    stream: Box<Stream>,
     used: Option<(u64, u64)>,
     status: Option<u16>,
 }
@@ -132,7 +133,7 @@ impl Player {
             let going = UnderWay {
                 ends_ms: self.now_ms.saturating_add(record.duration_ms),
                 number: self.number,
-                stream: exchange.stream,
+                stream: Box::new(exchange.stream),
                 used: record.used,
                 status: record.status,
             };
@@ -188,7 +189,7 @@ impl Player {
             let report = format!(r#"{{"usage":{{"prompt_tokens":{input},"completion_tokens":{output}}}}}"#);
             stream.on_response_body(Some(report.as_bytes()));
         }
-        self.filter.end(stream, self.now_ms);
+        self.filter.end(*stream, self.now_ms);
     }
 }
 

@@ -10,8 +10,9 @@ use crate::complete::{Kind, kinds};
 use crate::tree::{Step, each, nodes, places, steps, value, with, words};
 
 /// What only a parser can find, since it takes more than one place, or more than JSON Schema: parts of its messages.
-const MEANING: [&str; 7] = [
+const MEANING: [&str; 8] = [
     "nothing fills it in",
+    "say where spans go",
     "must be \"header\" or \"body\" while the gate \"model_policy\" is listed",
     "no plan of this file is named",
     "needs the gate \"metering\"",

@@ -106,6 +106,7 @@ fn service() -> Value {
         "metering": {"url": "memory:"},
         "capacity": {"platform": tier, "graph": tier, "organization": tier, "organization_model": tier,
                      "lanes": {"batch": tier}},
+        "tracing": {"endpoint": "http://collector:4318", "sample_one_in": 100},
         "canary": {"interval_ms": 5000},
         "ext_authz": {
             "rules": {

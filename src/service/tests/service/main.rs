@@ -13,16 +13,21 @@ mod admin;
 mod bounds;
 #[path = "../stores/certificates.rs"]
 mod certificates;
+#[path = "../collector/mod.rs"]
+mod collector;
 mod command_line;
 mod deciding;
+mod drilling;
 mod ending;
 mod enforcing;
 mod envelopes;
 mod ext_authz;
+mod faults;
 mod leasing;
 mod process;
 mod settling;
 mod surfaces;
 mod tls;
 mod tokens;
+mod tracing;
 mod wire;

@@ -16,13 +16,16 @@ use crate::wire::{Answer, Client};
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// Settings that a test must not inherit.
-const SETTINGS: [&str; 7] = [
+const SETTINGS: [&str; 10] = [
     "REDIS_URL",
     "POSTGRES_DSN",
     "PORTCULLIS_PROFILE",
     "PORTCULLIS_ENVELOPE_SECRET",
     "PORTCULLIS_ALLOW_PASSTHROUGH",
     "IBEX_MODEL_POLICY_ALLOW_PASSTHROUGH",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_SERVICE_NAME",
     "RUST_LOG",
 ];
 

@@ -34,6 +34,7 @@ mod signatures;
 mod slots;
 #[path = "../../../../src/decision/tests/table/mod.rs"]
 mod table;
+mod traces;
 mod unavailable;
 mod usage;
 mod withholding;

@@ -14,7 +14,7 @@ use crate::config::Profile;
 use crate::limits::LARGEST_LIMIT;
 
 /// Configuration of the Portcullis decision service (`portcullis serve --config FILE`). The environment beats it:
-/// `PORTCULLIS_PROFILE`, `REDIS_URL`, `POSTGRES_DSN`.
+/// `PORTCULLIS_PROFILE`, `REDIS_URL`, `POSTGRES_DSN`, `OTEL_EXPORTER_OTLP_ENDPOINT`.
 #[derive(JsonSchema)]
 #[schemars(title = "Portcullis decision service", deny_unknown_fields)]
 #[expect(dead_code, reason = "it is never made: its schema is what is wanted")]
@@ -58,6 +58,9 @@ pub(super) struct ServiceFile {
     /// By what Envoy's own `ext_authz` is answered. Left out: it is not.
     #[schemars(default)]
     ext_authz: Option<ExtAuthz>,
+    /// Where spans go, by OpenTelemetry. Left out, and nothing in the environment: none are made.
+    #[schemars(default)]
+    tracing: Option<Tracing>,
     #[schemars(default)]
     allow_passthrough: Retired,
 }
@@ -158,6 +161,20 @@ struct Metering {
     /// `postgres://`; in development also `memory:`. `POSTGRES_DSN` beats it.
     #[schemars(default, regex(pattern = "^((postgres|postgresql|memory):|$)"))]
     url: Option<String>,
+}
+
+/// Where spans go, and which.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[expect(dead_code, reason = "as above")]
+struct Tracing {
+    /// A collector that takes OTLP over HTTP, such as `http://collector:4318`; spans go to `/v1/traces` below it. Required
+    /// here, as `OTEL_EXPORTER_OTLP_ENDPOINT` or as `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, which beat it.
+    #[schemars(default, regex(pattern = r"^(https?://[!$-.0-9;=A-\[\]-~][!$-;=A-\[\]-~]*)?$"))]
+    endpoint: Option<String>,
+    /// One in so many decisions is traced, of those whose request belongs to no trace. Of the others the caller decides.
+    #[schemars(default = "figure::<1>", range(min = 1, max = 1_000_000))]
+    sample_one_in: u64,
 }
 
 /// The sizes of the operator's tiers. An absent tier, `{}` and `null` are the same: no limit.
