@@ -24,6 +24,7 @@ ENVOY_LOG = ["--log-level", "warning", "--component-log-level", "wasm:info"]
 # These beat the configuration file (the service's documentation), so a shell that has them would change the demo.
 OVERRIDES = {
     "PORTCULLIS_PROFILE", "PORTCULLIS_ALLOW_PASSTHROUGH", "IBEX_MODEL_POLICY_ALLOW_PASSTHROUGH", "REDIS_URL", "POSTGRES_DSN",
+    "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 }  # fmt: skip
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in OVERRIDES}
 START_DEADLINE_S = 30

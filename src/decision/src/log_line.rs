@@ -53,6 +53,7 @@ pub struct LogLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
     /// The trace that the request belongs to.
+    #[cfg(feature = "trace-lines")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,
     /// The rules' name.
@@ -81,6 +82,7 @@ impl LogLine {
             code: None,
             org: None,
             request_id: None,
+            #[cfg(feature = "trace-lines")]
             trace_id: None,
             rules: None,
             count: 1,

@@ -13,14 +13,12 @@ use crate::stream::Header;
 const LENGTH: usize = 55;
 /// Longest `tracestate` that is carried on, all lines together, in bytes: what everybody has to take at least.
 const LONGEST_STATE: usize = 512;
+const ZEROS: &[u8; 32] = b"00000000000000000000000000000000";
 
-/// Where a request stands in its trace.
+/// Where a request stands in its trace: `traceparent` in the form of version 00, whatever version it came in; then, if there
+/// is a `tracestate`, a comma and that.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TraceContext {
-    /// In the form of version 00, whatever version it came in.
-    parent: String,
-    state: Option<String>,
-}
+pub struct TraceContext(String);
 
 impl TraceContext {
     /// What the headers of a request say; `None` if it belongs to no trace.
@@ -28,72 +26,72 @@ impl TraceContext {
         let (mut parent, mut state) = (None, Vec::new());
         for (name, value) in headers {
             if name.eq_ignore_ascii_case(b"traceparent") {
-                if parent.replace(value).is_some() {
+                if parent.is_some() {
                     return None;
                 }
+                parent = Some(value);
             } else if name.eq_ignore_ascii_case(b"tracestate") {
-                if !state.is_empty() {
-                    state.push(b',');
-                }
+                state.push(b',');
                 state.extend_from_slice(value);
             }
         }
-        let is_plain = |bytes: &[u8]| bytes.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
-        let fits = (1..=LONGEST_STATE).contains(&state.len()) && is_plain(&state);
-        Some(Self {
-            parent: parent_of(parent?)?,
-            state: String::from_utf8(state).ok().filter(|_| fits),
-        })
+        let mut text = parent_of(parent?)?;
+        if state.len() <= LONGEST_STATE.saturating_add(1)
+            && state.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\t'))
+        {
+            text.append(&mut state);
+        }
+        String::from_utf8(text).ok().map(Self)
     }
 
     /// `traceparent`.
     pub fn parent(&self) -> &str {
-        &self.parent
+        self.0.get(..LENGTH).unwrap_or_default()
     }
 
     /// `tracestate`, if there is any.
     pub fn state(&self) -> Option<&str> {
-        self.state.as_deref()
+        self.0.get(56..).filter(|state| !state.is_empty())
     }
 
     /// The trace: 32 hexadecimal digits, not all of them 0.
     pub fn trace_id(&self) -> &str {
-        self.parent.get(3..35).unwrap_or_default()
+        self.0.get(3..35).unwrap_or_default()
     }
 
     /// The span that the request was sent from: 16 hexadecimal digits, not all of them 0.
     pub fn span_id(&self) -> &str {
-        self.parent.get(36..52).unwrap_or_default()
+        self.0.get(36..52).unwrap_or_default()
     }
 
     /// Whether who sent the request records this trace.
     pub fn is_sampled(&self) -> bool {
-        self.parent
-            .as_bytes()
-            .last()
-            .is_some_and(|digit| matches!(digit, b'1' | b'3' | b'5' | b'7' | b'9' | b'b' | b'd' | b'f'))
+        let digits = self.0.get(53..LENGTH);
+        digits.is_some_and(|digits| u8::from_str_radix(digits, 16).is_ok_and(|flags| flags & 1 == 1))
     }
 }
 
 /// A well-formed value, in the form of version 00. A later version may say more after what this one says.
-fn parent_of(value: &[u8]) -> Option<String> {
-    let (fields, more) = value.split_at_checked(LENGTH)?;
+fn parent_of(value: &[u8]) -> Option<Vec<u8>> {
+    let fields = value.get(..LENGTH)?;
+    let ends_well = match value.get(LENGTH) {
+        None => true,
+        Some(more) => *more == b'-' && !fields.starts_with(b"00"),
+    };
     let fits = |(at, byte): (usize, &u8)| match at {
         2 | 35 | 52 => *byte == b'-',
         _ => matches!(byte, b'0'..=b'9' | b'a'..=b'f'),
     };
-    let is_zero = |id: &[u8]| id.iter().all(|digit| *digit == b'0');
-    let ends_well = more.is_empty() || (more.starts_with(b"-") && !fields.starts_with(b"00"));
     if !ends_well
         || !fields.iter().enumerate().all(fits)
         || fields.starts_with(b"ff")
-        || is_zero(fields.get(3..35)?)
-        || is_zero(fields.get(36..52)?)
+        || fields.get(3..35)? == ZEROS
+        || ZEROS.starts_with(fields.get(36..52)?)
     {
         return None;
     }
-    let mut parent = String::from("00");
-    parent.push_str(core::str::from_utf8(fields.get(2..)?).ok()?);
+    let mut parent = fields.to_vec();
+    parent.get_mut(..2)?.copy_from_slice(b"00");
     Some(parent)
 }
 
@@ -196,7 +194,7 @@ mod tests {
         let state = |values: &[&str]| {
             let mut lines = vec![("traceparent", PARENT)];
             lines.extend(values.iter().map(|value| ("tracestate", *value)));
-            of(&lines).unwrap().state.clone()
+            of(&lines).unwrap().state().map(ToString::to_string)
         };
         assert_eq!(state(&["a=1", "b=2"]).as_deref(), Some("a=1,b=2"));
         let longest = format!("a={}", "1".repeat(510));

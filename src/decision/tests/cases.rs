@@ -8,6 +8,8 @@
 
 mod table;
 
+#[cfg(not(target_arch = "wasm32"))]
+use portcullis_decision::config::SHIPPED_RULES;
 use table::pure::Pure;
 
 #[cfg_attr(not(target_arch = "wasm32"), test)]
@@ -37,36 +39,68 @@ fn no_file_of_the_table_is_left_out() {
     assert_eq!(files, table::FILES.map(|(name, _)| name));
 }
 
-/// The README's outage table, row by row, as the table of cases says it.
+/// Outages, a row for each, as the table of cases says it: what fails under which rules, and the whole row.
+#[cfg(not(target_arch = "wasm32"))]
+fn outages() -> Vec<(String, String)> {
+    let all = table::cases();
+    let outages = all
+        .iter()
+        .filter(|case| case["down"].is_array() || case["limiter"] == "none");
+    outages
+        .map(|case| {
+            let last = case["requests"].as_array().unwrap().last().unwrap();
+            let (expect, name) = (&last["expect"], case["name"].as_str().unwrap());
+            let what = name.split_once(": ").map_or(name, |(what, _)| what);
+            let seen = expect["code"].as_str().map_or_else(
+                || "the upstream's answer".to_string(),
+                |code| format!("{} `{code}`", expect["status"]),
+            );
+            let reached = if expect["upstream"] == 1 {
+                "reached"
+            } else {
+                "sees nothing"
+            };
+            let counted = expect["count"]
+                .as_str()
+                .map_or_else(String::new, |count| format!("`{count}`"));
+            (
+                what.to_string(),
+                format!("| {what} | {seen} | {reached} | {counted} |\n"),
+            )
+        })
+        .collect()
+}
+
+/// A document of the repository has a table of these rows and no others.
+#[cfg(not(target_arch = "wasm32"))]
+#[track_caller]
+fn has_table(document: &str, rows: impl Iterator<Item = String>) {
+    let head =
+        "| what fails, under which rules | the client sees | upstream | counted as |\n| --- | --- | --- | --- |\n";
+    let table = format!("\n{head}{}\n", rows.collect::<String>());
+    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(document);
+    let text = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{document}: {error}"));
+    assert!(text.contains(&table), "{document} should have this table:\n{table}");
+}
+
 #[cfg(not(target_arch = "wasm32"))]
 #[test]
 fn the_outage_table_of_the_readme_is_the_case_table() {
-    use std::fmt::Write;
-    let mut table = String::from(
-        "| what fails, under which rules | the client sees | upstream | counted as |\n| --- | --- | --- | --- |\n",
-    );
-    for case in table::cases()
-        .iter()
-        .filter(|case| case["down"].is_array() || case["limiter"] == "none")
-    {
-        let last = case["requests"].as_array().unwrap().last().unwrap();
-        let (expect, name) = (&last["expect"], case["name"].as_str().unwrap());
-        let what = name.split_once(": ").map_or(name, |(what, _)| what);
-        let seen = expect["code"].as_str().map_or_else(
-            || "the upstream's answer".to_string(),
-            |code| format!("{} `{code}`", expect["status"]),
-        );
-        let reached = if expect["upstream"] == 1 {
-            "reached"
-        } else {
-            "sees nothing"
+    has_table("README.md", outages().into_iter().map(|(_, row)| row));
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+#[test]
+fn the_page_of_each_rule_file_has_its_rows_of_the_outage_table() {
+    for (name, _) in SHIPPED_RULES {
+        let is_its = |(what, _): &(String, String)| {
+            let of = what.rsplit_once(", ").map_or("", |(_, of)| of);
+            of.strip_suffix(" with tiers").unwrap_or(of) == name
         };
-        let counted = expect["count"]
-            .as_str()
-            .map_or_else(|| "".to_string(), |count| format!("`{count}`"));
-        writeln!(table, "| {what} | {seen} | {reached} | {counted} |").unwrap();
+        let rows: Vec<_> = outages().into_iter().filter(is_its).map(|(_, row)| row).collect();
+        assert!(!rows.is_empty(), "{name}: no outage");
+        has_table(&format!("docs/rules/{name}.md"), rows.into_iter());
     }
-    let readme =
-        std::fs::read_to_string(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
-    assert!(readme.contains(&table), "README.md should have this table:\n{table}");
 }

@@ -13,6 +13,7 @@ use portcullis_decision::metric::Counter;
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::reply::Reply;
 use portcullis_decision::stream::{HeaderLine, Stream, Wait};
+use portcullis_decision::trace::TraceContext;
 
 use crate::header_map;
 use crate::host::{self, Map};
@@ -86,18 +87,22 @@ impl Live {
 
     /// Calls the decision service.
     pub(crate) fn call(&self, callout: &Callout) -> Result<u32, host::Refused> {
+        let trace = callout.trace.as_ref();
         let mut headers = vec![
             (":method", "POST"),
             (":path", callout.path),
             (":authority", &self.authority),
             (":scheme", "http"),
             ("content-type", "application/json"),
+            (
+                "authorization",
+                self.token.as_ref().map_or("", |token| token.authorization()),
+            ),
+            ("traceparent", trace.map_or("", TraceContext::parent)),
+            ("tracestate", trace.and_then(TraceContext::state).unwrap_or_default()),
         ];
-        headers.extend(self.token.iter().map(|token| ("authorization", token.authorization())));
-        if let Some(trace) = &callout.trace {
-            headers.push(("traceparent", trace.parent()));
-            headers.extend(trace.state().map(|state| ("tracestate", state)));
-        }
+        // What has no value is not sent.
+        headers.retain(|(_, value)| !value.is_empty());
         let headers = header_map::serialize(&headers);
         let timeout_ms = u32::try_from(callout.timeout_ms).unwrap_or(u32::MAX);
         host::http_call(&self.upstream, &headers, &callout.body, timeout_ms)

@@ -23,6 +23,8 @@ mod compose;
 mod config_faults;
 mod contract_limits;
 mod drill;
+mod drill_red;
+mod drill_world;
 mod envelope_headers;
 mod expect;
 #[path = "../../../src/service/tests/explain/case.rs"]
@@ -46,6 +48,7 @@ mod llm_slots;
 mod llm_usage;
 mod llm_waits;
 mod llm_world;
+mod migration;
 mod observability;
 mod outages;
 mod policy_in_force;

@@ -225,7 +225,10 @@ impl Stream {
         let mut line = LogLine::new(level, event, message);
         line.org.clone_from(&self.caller.org);
         line.request_id.clone_from(&self.caller.request_id);
-        line.trace_id = self.caller.trace.as_ref().map(|trace| trace.trace_id().to_string());
+        #[cfg(feature = "trace-lines")]
+        {
+            line.trace_id = self.caller.trace.as_ref().map(|trace| trace.trace_id().to_string());
+        }
         line
     }
 }

@@ -234,7 +234,8 @@ mod tests {
 
     #[test]
     fn every_other_difference_is_named() {
-        let changes: [(&str, fn(&mut Got)); 8] = [
+        type Change = fn(&mut Got);
+        let changes: [(&str, Change); 8] = [
             ("status 200, not 429", |got| got.status = 200),
             ("no header x-portcullis-class", |got| {
                 got.headers.retain(|(name, _)| name != CLASS);

@@ -157,15 +157,17 @@ async fn an_admin_listener_is_asked_with_its_token_and_a_wrong_one_is_named() {
         "# nothing of use\nsome-other-token-0123456789-abcdefgh\n",
     );
     let arguments = ["--rules", "contract-limits", "--gateway", NOBODY, "--admin", &admin];
-    let paths = [&wrong, &tokens].map(|path| path.to_str().unwrap());
-    let [with_wrong, with_tokens] = paths.map(|path| [&arguments[..], &["--token-file", path]].concat());
-    is_refused(&with_wrong, &["asks for another token (--token-file)"]);
+    let (wrong, tokens) = (wrong.to_str().unwrap(), tokens.to_str().unwrap());
+    is_refused(
+        &[&arguments[..], &["--token-file", wrong]].concat(),
+        &["asks for another token (--token-file)"],
+    );
     let main = format!("http://{}", service.address);
     is_refused(
         &["--rules", "contract-limits", "--gateway", NOBODY, "--admin", &main],
         &["is no admin listener of a service: status 404"],
     );
-    let (code, out, _) = drill(&with_tokens);
+    let (code, out, _) = drill(&[&arguments[..], &["--token-file", tokens]].concat());
     assert_eq!(code, Some(1), "the gateway is not there");
     assert!(out.contains("limiter does not answer"), "outages are driven: {out}");
     assert!(

@@ -3,7 +3,7 @@
 use portcullis_test_host::{Callout, ContextId, TestHost, first};
 
 use crate::lease_scene::{fetch, grant, hear, hits, leased};
-use crate::scene::{admit, assert_clean, closed, decide_of, deny, envelope_and, settles};
+use crate::scene::{admit, assert_clean, closed, decide_of, envelope_and, settles};
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -119,17 +119,4 @@ fn what_is_told_later_or_fetched_for_nobody_belongs_to_no_trace() {
     let told = settles(&host);
     assert!(!told.is_empty(), "nothing was told");
     assert!(told.iter().all(|callout| carried(callout) == [None, None]), "{told:#?}");
-}
-
-#[test]
-fn a_log_line_names_the_trace() {
-    let mut host = closed();
-    let (_, callout) = asked(&mut host, &[("traceparent", PARENT)]);
-    deny(&mut host, &callout);
-    let lines = host.lines("rejected");
-    assert_eq!(lines[0]["trace_id"], "4bf92f3577b34da6a3ce929d0e0e4736", "{lines:?}");
-    let mut host = closed();
-    let (_, callout) = asked(&mut host, &[]);
-    deny(&mut host, &callout);
-    assert!(host.lines("rejected")[0].get("trace_id").is_none());
 }
