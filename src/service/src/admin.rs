@@ -5,21 +5,26 @@
 //! request's own host must be a loopback name (a foreign name that was made to point here is refused), and a request that a
 //! page made must come from this very address.
 //!
+//! The console page itself (`/`) is for whoever reaches the address: it holds nothing, and asks for the token.
+//!
 //! Left out on purpose: what the gateways ask, and TLS, which loopback does not need.
 
+mod console;
+mod explain;
 mod faults;
 mod state;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{any, get};
+use axum::routing::{any, get, post};
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use crate::decide::Decider;
 use crate::fault_switch::FaultSwitch;
@@ -46,6 +51,8 @@ pub struct AdminState {
     pub started_s: u64,
     /// Who is let in; `None`: whoever reaches the address.
     pub tokens: Option<Arc<Tokens>>,
+    /// Explanations that may be made at a time.
+    pub explaining: Arc<Semaphore>,
     /// What may be let fail; `None` in production.
     pub faults: Option<Arc<FaultSwitch>>,
     /// How long a cached answer of the policy store counts, in milliseconds.
@@ -55,7 +62,12 @@ pub struct AdminState {
 /// The operators' routes.
 pub fn router(state: AdminState) -> Router {
     Router::new()
+        .route("/", get(console::page))
         .route("/admin/v1/state", get(state::state))
+        .route(
+            "/admin/v1/explain",
+            post(explain::explain).layer(DefaultBodyLimit::max(explain::LARGEST)),
+        )
         .route("/admin/v1/faults", any(faults::faults))
         .fallback(async || refused(StatusCode::NOT_FOUND, "no such path"))
         .layer(from_fn_with_state(state.clone(), guard))

@@ -36,6 +36,7 @@ use crate::metering::watched::WatchedMeter;
 use crate::metrics::Metrics;
 use crate::policy::PolicyStore;
 use crate::policy::cache::PolicyCache;
+use crate::recent::Recent;
 use crate::spans::{Arrival, Spans, Traced};
 use crate::unmetered::UnmeteredJournal;
 use crate::{after, locked, millis_since};
@@ -86,6 +87,7 @@ pub struct Decider {
     pub(crate) leases: LeaseDesk,
     spans: Spans,
     pub(crate) sightings: Arc<Sightings>,
+    pub(crate) recent: Recent,
     epoch: Instant,
     short_budget_is_told: AtomicBool,
 }
@@ -129,6 +131,7 @@ impl Decider {
             leases: LeaseDesk::default(),
             spans: Spans::default(),
             sightings: Arc::default(),
+            recent: Recent::default(),
             epoch: Instant::now(),
             short_budget_is_told: AtomicBool::new(false),
             metrics,
@@ -247,6 +250,9 @@ impl Decider {
             let block = admission.lease.map_or(0, |grant| grant.requests);
             let admissions = block.saturating_add(u64::from(!is_ahead));
             self.leases.handed_out(bundle, request.op, admissions);
+            if block > 0 {
+                self.recent.leased(block);
+            }
         }
         // What is fetched ahead is no request's verdict.
         if !is_ahead {
@@ -342,6 +348,7 @@ impl Decider {
         self.metrics.decide_seconds.observe(arrived.elapsed().as_secs_f64());
         self.metrics.verdict(verdict);
         self.sightings.note(request, verdict);
+        self.recent.note(request, verdict);
         self.tell(About { request, trace_id }, verdict);
     }
 
@@ -369,7 +376,10 @@ impl Decider {
         }
         let charged = limiter.charge(plan, deadline);
         match traced.asked("limiter.charge", Dependency::Limiter, charged).await {
-            Ok(charged) => LimiterAnswer::Charged(charged),
+            Ok(charged) => {
+                self.recent.charged(plan, &charged);
+                LimiterAnswer::Charged(charged)
+            }
             Err(fault) => {
                 if fault.may_have_happened() {
                     *gave_back = true;

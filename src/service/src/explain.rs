@@ -16,13 +16,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use portcullis_decision::config::Mode;
+use portcullis_decision::config::{Mode, SHIPPED_RULES};
 use portcullis_decision::reply::Reply;
+use portcullis_decision::rules::Gate;
 
 use crate::check::FAULTY;
-use crate::imagined::Decided;
 use crate::imagined::filter::{Exchange, ImaginedFilter};
 use crate::imagined::scene::{Scene, SceneArguments, Wrong};
+use crate::imagined::{Decided, Outage};
 use crate::metering::memory::unix_ms;
 use crate::replay::record::{Record, time_ms};
 use report::{Report, Seen};
@@ -205,6 +206,45 @@ fn before(file: &Path, scene: &Scene, at_ms: u64) -> Result<Vec<(Request, u64)>,
         before.push((request, at_ms));
     }
     Ok(before)
+}
+
+/// Explains a request that somebody pasted: under shipped rules, with nothing of this machine's disk. The explanation, and the
+/// command's table of it.
+///
+/// # Errors
+/// What can't be understood of it.
+pub fn pasted(curl: &str, rules: String, down: Vec<Outage>) -> Result<(Report, String), Wrong> {
+    let reads_model = SHIPPED_RULES
+        .iter()
+        .any(|(name, text)| *name == rules && text.contains(Gate::ModelPolicy.name()));
+    let scene = SceneArguments {
+        config: None,
+        rules: Some(rules),
+        policy: None,
+        service: None,
+        spent: Vec::new(),
+        counters: None,
+        down,
+        reads_model,
+    };
+    let scene = scene.set()?;
+    let request = curl::parse_without_files(curl).map_err(|fault| vec![format!("the request: {fault}")])?;
+    let at_ms = unix_ms();
+    let mut filter = scene.filter(at_ms)?;
+    let mut decided = Vec::new();
+    let exchange = filter.request(&request.fields(), &request.body, at_ms, Some(&mut decided));
+    let lines = filter.last_words();
+    let seen = Seen {
+        scene: &scene,
+        request: &request,
+        exchange,
+        lines,
+        decided: decided.pop(),
+        enforced_reply: None,
+    };
+    let report = seen.report();
+    let table = table::of(&report);
+    Ok((report, table))
 }
 
 /// Explains one request.

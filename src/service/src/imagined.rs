@@ -30,7 +30,8 @@ use portcullis_decision::wire::{Bill, DecideAnswer, DecideRequest, SettleAnswer,
 use crate::metering::memory::month_at;
 
 /// What can be imagined not to answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Outage {
     /// Counters and slots
     Limiter,

@@ -43,6 +43,7 @@ pub mod outliving;
 pub mod policy;
 pub mod postgres;
 pub mod readiness;
+pub mod recent;
 pub mod replay;
 pub mod rereading;
 mod roots;

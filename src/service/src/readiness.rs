@@ -81,6 +81,8 @@ struct State {
     condition: Condition,
     since: String,
     detail: String,
+    /// Why the last ping got no answer, if it got none: operators see that at once, load balancers only what lasts.
+    failing: Option<String>,
 }
 
 impl State {
@@ -89,6 +91,7 @@ impl State {
             condition,
             since: now(),
             detail: detail.into(),
+            failing: None,
         }
     }
 
@@ -200,6 +203,23 @@ impl Readiness {
         (state.condition, state.detail.clone())
     }
 
+    /// Whether the service is ready, and each dependency as `/ready` names it, with `failing` beside it: why the last ping got
+    /// no answer, or null.
+    pub fn for_operators(&self) -> (bool, Value) {
+        let (ready, _) = self.report();
+        let one = |state: &Mutex<State>| {
+            let state = locked(state);
+            let mut entry = state.json();
+            if let Some(entry) = entry.as_object_mut() {
+                entry.insert("failing".to_owned(), json!(state.failing));
+            }
+            entry
+        };
+        let dependencies =
+            json!({"limiter": one(&self.limiter), "policy": one(&self.policy), "metering": one(&self.metering)});
+        (ready, dependencies)
+    }
+
     /// Pings a shared store, for ever.
     pub async fn run<P: Pinged>(self: Arc<Self>, store: P) {
         let mut ticks = interval(PING_INTERVAL);
@@ -209,18 +229,27 @@ impl Readiness {
             ticks.tick().await;
             let result = store.ping().await;
             let up = hysteresis.take(result.is_ok());
-            let detail = result
-                .err()
-                .map_or_else(|| "answers".to_owned(), |fault| fault.to_string());
+            let failing = result.err().map(|fault| fault.to_string());
+            let detail = failing.clone().unwrap_or_else(|| "answers".to_owned());
             self.dependency_is(P::DEPENDENCY, up, detail);
+            locked(self.state(P::DEPENDENCY)).failing = failing;
+        }
+    }
+
+    const fn state(&self, dependency: Dependency) -> &Mutex<State> {
+        match dependency {
+            Dependency::Limiter | Dependency::Decision => &self.limiter,
+            Dependency::Policy => &self.policy,
+            Dependency::Metering => &self.metering,
         }
     }
 
     fn dependency_is(&self, dependency: Dependency, up: bool, detail: String) {
-        let (state, noun) = match dependency {
-            Dependency::Limiter | Dependency::Decision => (&self.limiter, "limiter"),
-            Dependency::Policy => (&self.policy, "policy store"),
-            Dependency::Metering => (&self.metering, "metering store"),
+        let state = self.state(dependency);
+        let noun = match dependency {
+            Dependency::Limiter | Dependency::Decision => "limiter",
+            Dependency::Policy => "policy store",
+            Dependency::Metering => "metering store",
         };
         let condition = if up { Condition::Up } else { Condition::Down };
         let mut state = locked(state);

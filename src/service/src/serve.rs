@@ -8,7 +8,7 @@ use std::time::Duration;
 use portcullis_decision::config::{Faults, HttpBounds, ServiceConfig, Tiers};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::admin::{self, AdminState};
@@ -235,6 +235,8 @@ async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
             started_s: unix_s().unwrap_or_default(),
             gates: Arc::clone(&gates),
             tokens: files.admin_tokens.clone(),
+            // One at a time: it is a thread's work.
+            explaining: Arc::new(Semaphore::new(1)),
             faults: faults.clone(),
             max_staleness_ms: config.policy.max_staleness_ms,
         };

@@ -5,6 +5,7 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use portcullis_decision::config::SHIPPED_RULES;
 use serde_json::{Value, json};
 
 use super::AdminState;
@@ -17,8 +18,9 @@ pub(super) async fn state(State(state): State<AdminState>) -> Response {
 }
 
 fn whole(state: &AdminState) -> Value {
-    let (ready, readiness) = state.readiness.report();
     let decider = &state.decider;
+    let (ready, dependencies) = state.readiness.for_operators();
+    let recent = decider.recent.json();
     let give_backs = decider.give_backs();
     let now_s = unix_s().unwrap_or_default();
     json!({
@@ -31,7 +33,11 @@ fn whole(state: &AdminState) -> Value {
             "uptime_s": now_s.saturating_sub(state.started_s),
             "ready": ready
         },
-        "dependencies": readiness.get("dependencies"),
+        "dependencies": dependencies,
+        "hour": recent.get("hour"),
+        "scopes": recent.get("scopes"),
+        "bypasses": recent.get("bypasses"),
+        "rules": SHIPPED_RULES.map(|(name, _)| name),
         "gates": state.gates.report(),
         "backlogs": {
             "give_backs": {

@@ -14,7 +14,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -78,8 +78,6 @@ enum Phase {
 pub(super) struct Course {
     patience: Patience,
     phase: Mutex<Phase>,
-    /// Who read last while a request was being answered: nobody would look at the clock once it is.
-    reader: Mutex<Option<Waker>>,
     /// HTTP/2: bytes between two requests are no head's. 0 until a request has said.
     version: AtomicU8,
     late: AtomicU8,
@@ -91,7 +89,6 @@ impl Course {
         Arc::new(Self {
             patience,
             phase: Mutex::new(Phase::Head(after(Instant::now(), patience.head))),
-            reader: Mutex::default(),
             version: AtomicU8::new(0),
             late: AtomicU8::new(0),
         })
@@ -139,13 +136,6 @@ impl Course {
         }
     }
 
-    fn reads(&self, waker: &Waker) {
-        let mut reader = locked(&self.reader);
-        if reader.as_ref().is_none_or(|known| !known.will_wake(waker)) {
-            *reader = Some(waker.clone());
-        }
-    }
-
     fn broken_off(&self, late: Late) -> io::Error {
         self.late.store(late as u8, Ordering::Relaxed);
         io::Error::new(io::ErrorKind::TimedOut, late.name())
@@ -163,26 +153,28 @@ impl Drop for Request {
             Phase::Busy(requests) if requests > 1 => Phase::Busy(requests.saturating_sub(1)),
             _ => Phase::Idle(after(Instant::now(), self.0.patience.idle)),
         };
-        let is_idle = matches!(*phase, Phase::Idle(_));
-        drop(phase);
-        if let Some(reader) = locked(&self.0.reader).take_if(|_| is_idle) {
-            reader.wake();
-        }
     }
 }
 
-/// A deadline that may move.
+/// A deadline that may move. It wakes the task at the first that was set, or before: a later one is set anew only then, so
+/// that the requests of a busy connection don't each move a timer.
 #[derive(Default)]
 struct Alarm(Option<Pin<Box<Sleep>>>);
 
 impl Alarm {
-    /// Whether the time has come; if not, the task is woken then.
+    /// Whether the time has come; if not, the task is woken then, or before.
     fn poll(&mut self, context: &mut Context<'_>, at: Instant) -> bool {
         let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
-        if sleep.deadline() != at {
+        if sleep.deadline() > at {
             sleep.as_mut().reset(at);
         }
-        sleep.as_mut().poll(context).is_ready()
+        while sleep.as_mut().poll(context).is_ready() {
+            if Instant::now() >= at {
+                return true;
+            }
+            sleep.as_mut().reset(at);
+        }
+        false
     }
 }
 
@@ -239,7 +231,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Timed<S> {
             }
         }
         let Some((until, late)) = this.course.due() else {
-            this.course.reads(context.waker());
+            // Once the request is answered nobody reads again by himself, so that a look at the clock is due by then.
+            let patience = this.course.patience;
+            let look = after(Instant::now(), patience.head.min(patience.idle));
+            this.reading.poll(context, look);
             return polled;
         };
         // A head that comes byte by byte is late all the same.

@@ -180,6 +180,7 @@ struct Line {
     compressed: bool,
     get: bool,
     head: bool,
+    reads_no_files: bool,
 }
 
 /// The request of a curl line, with or without the word `curl` in front.
@@ -187,11 +188,26 @@ struct Line {
 /// # Errors
 /// What can't be understood of it, without any header's value.
 pub fn parse(line: &str) -> Result<Request, String> {
+    read(line, Line::default())
+}
+
+/// The same of a line that somebody else has sent: it reads no file (`-d @FILE`).
+///
+/// # Errors
+/// What can't be understood of it, a file that it wants to read included.
+pub fn parse_without_files(line: &str) -> Result<Request, String> {
+    let line_of_another = Line {
+        reads_no_files: true,
+        ..Line::default()
+    };
+    read(line, line_of_another)
+}
+
+fn read(line: &str, mut read: Line) -> Result<Request, String> {
     let words = words(line)?;
     let mut words = words.into_iter().peekable();
     words.next_if(|word| word == "curl" || word.ends_with("/curl") || word == "$");
     words.next_if(|word| word == "curl");
-    let mut read = Line::default();
     while let Some(word) = words.next() {
         if word == "-" || !word.starts_with('-') {
             if let Some(url) = read.url.replace(word) {
@@ -269,6 +285,11 @@ impl Line {
 
     fn add_data(&mut self, option: &str, value: &str) -> Result<(), String> {
         let piece = match value.strip_prefix('@').filter(|_| option != "--data-raw") {
+            Some(_) if self.reads_no_files => {
+                return Err(format!(
+                    "{option} @… would read a file, which is not done here: paste what stands in it"
+                ));
+            }
             Some(file) => {
                 let text = fs::read(file).map_err(|error| format!("{option} @{file}: cannot be read: {error}"))?;
                 if matches!(option, "-d" | "--data" | "--data-ascii") {

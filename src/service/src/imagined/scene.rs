@@ -46,6 +46,9 @@ pub struct SceneArguments {
     /// What does not answer; several with commas
     #[arg(long, value_name = "DEPENDENCY", value_delimiter = ',', value_enum)]
     pub down: Vec<Outage>,
+    /// Where no configuration is given: whether the model is read from the body, which rules with `model_policy` need.
+    #[arg(skip)]
+    pub reads_model: bool,
 }
 
 /// A scene that is set.
@@ -157,7 +160,9 @@ impl SceneArguments {
                     "no --config was given: {rules} in the development profile, every path guarded, all else by default"
                 ));
                 // The upstream's name is the host's, and nothing is called.
-                json!({"profile": "development", "rules": null, "decision": {"upstream": "portcullis"}})
+                let model = if self.reads_model { "body" } else { "none" };
+                json!({"profile": "development", "rules": null, "model": {"from": model},
+                    "decision": {"upstream": "portcullis"}})
             }
             Some(file) => {
                 let text = read("--config", file)?;

@@ -10,7 +10,10 @@
 )]
 
 mod addresses;
+#[path = "../stores/chromium.rs"]
+mod chromium;
 mod connections;
+mod console;
 mod counting;
 mod enforcing;
 mod eviction;

@@ -193,7 +193,7 @@ async fn the_state_names_dependencies_backlogs_and_leases() {
     assert_eq!(state["dependencies"]["metering"]["state"], "down");
     assert_eq!(state["dependencies"]["policy"]["state"], "absent");
     assert_eq!(state["gates"]["metering"]["state"], "bypassing");
-    assert_eq!(state["gates"]["contract"]["state"], "never_seen");
+    assert_eq!(state["gates"]["launch_rate"]["state"], "never_seen");
     assert_eq!(state["service"]["ready"], false);
     assert_eq!(state["service"]["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(state["backlogs"]["unmetered"], 3, "{state:#}");
@@ -305,4 +305,101 @@ fn an_address_that_others_reach_and_a_missing_token_are_exit_code_2() {
             assert!(!err.contains("hunter2"), "{err}");
         }
     }
+}
+
+#[tokio::test]
+async fn the_page_is_for_whoever_reaches_it_and_holds_nothing_from_elsewhere() {
+    let folder = TempDir::new().unwrap();
+    let service = Service::start(with_token(&folder)).await;
+    let address = address(&service).await;
+    let page = ask(address, "GET", "/", &["host: localhost"]).await;
+    assert_eq!(page.status, 200);
+    assert!(page.head.contains("content-type: text/html"), "{}", page.head);
+    let policy = page
+        .head
+        .lines()
+        .find(|line| line.starts_with("content-security-policy: "))
+        .unwrap();
+    assert!(
+        policy.contains("default-src 'none'") && policy.contains("connect-src 'self'"),
+        "{policy}"
+    );
+    assert!(!policy.contains("unsafe"), "{policy}");
+    let nonce = policy
+        .split("script-src 'nonce-")
+        .nth(1)
+        .and_then(|rest| rest.split('\'').next())
+        .unwrap();
+    assert_eq!(page.body.matches(&format!("nonce=\"{nonce}\"")).count(), 2);
+    assert_eq!(
+        page.body.matches("://").count(),
+        1,
+        "the request of the form's example, and no other address"
+    );
+    let again = ask(address, "GET", "/", &["host: localhost"]).await;
+    assert!(!again.head.contains(nonce), "a nonce of its own each time");
+    assert_eq!(ask(address, "GET", "/", &["host: evil.example"]).await.status, 421);
+}
+
+#[tokio::test]
+async fn a_pasted_request_is_explained_and_nothing_of_the_disk_is_read() {
+    let folder = TempDir::new().unwrap();
+    let service = Service::start(with_token(&folder)).await;
+    let address = address(&service).await;
+    let secret = file(folder.path(), "secret", "hunter2");
+    let post = async |body: &Value, token: bool| {
+        let mut client = Client::connect(address).await;
+        let (body, length) = (body.to_string(), body.to_string().len());
+        let token = if token {
+            format!("authorization: Bearer {TOKEN}\r\n")
+        } else {
+            String::new()
+        };
+        let head = "POST /admin/v1/explain HTTP/1.1\r\nhost: localhost\r\n";
+        client
+            .write(&format!("{head}{token}content-length: {length}\r\n\r\n{body}"))
+            .await;
+        client.answer().await
+    };
+    let curl = "curl -X POST http://h/v1/x -H 'x-admission-owner-id: o' -H 'x-admission-owner-rate-limit-requests: 0'";
+    let asked = json!({"curl": curl, "rules": "contract-limits"});
+    let answer = post(&asked, true).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let said = answer.json();
+    assert_eq!(
+        (&said["report"]["code"], &said["report"]["rules"]),
+        (&json!("RATE_LIMITED"), &json!("contract-limits"))
+    );
+    assert!(said["text"].as_str().unwrap().contains("RATE_LIMITED"), "{said}");
+    assert_eq!(post(&asked, false).await.status, 401);
+    let reading = format!("curl http://h/ -d @{}", secret.display());
+    for (body, expected) in [
+        (json!({"curl": reading, "rules": "fail-closed"}), "would read a file"),
+        (
+            json!({"curl": curl, "rules": secret}),
+            "rules must be one of contract-limits",
+        ),
+        (
+            json!({"curl": "curl 'http://h/", "rules": "fail-closed"}),
+            "the request: ",
+        ),
+        (
+            json!({"curl": curl, "rules": "fail-closed", "down": ["everything"]}),
+            "unknown variant",
+        ),
+        (
+            json!({"curl": curl, "rules": "fail-closed", "config": "x"}),
+            "unknown field",
+        ),
+    ] {
+        let answer = post(&body, true).await;
+        assert_eq!(answer.status, 400, "{answer:?}");
+        let error = answer.json()["error"].as_str().unwrap().to_owned();
+        assert!(error.contains(expected) && !error.contains("hunter2"), "{error}");
+    }
+    let large = json!({"curl": "x".repeat(70_000), "rules": "fail-closed"});
+    assert_eq!(post(&large, true).await.status, 413);
+    // Nothing of it was decided or counted.
+    let metrics = service.get("/metrics").await.body;
+    assert!(metrics.contains("portcullis_decide_seconds_count 0"), "{metrics}");
 }
