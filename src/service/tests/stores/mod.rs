@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
 
 /// How long a test waits for what must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Asks until the answer is something, every few milliseconds; fails with `what` after [`PATIENCE`].
 pub(crate) async fn eventually<T>(what: &str, ask: impl AsyncFnMut() -> Option<T>) -> T {
