@@ -193,6 +193,7 @@ impl Stream {
                 self.note_caller(headers);
                 let why = untrusted.to_string();
                 self.ill_formed(gatehouse, Code::EnvelopeUntrusted, why, now_ms, &mut effects);
+                self.withhold(&gatehouse.config().withhold, headers, &mut effects);
                 return effects;
             }
         }
@@ -231,9 +232,9 @@ impl Stream {
                     Body::None
                 };
                 self.decide(gatehouse, host, envelope, (body, path, taken), now_ms, &mut effects);
-                self.withhold(&gatehouse.config().withhold, headers, &mut effects);
             }
         }
+        self.withhold(&gatehouse.config().withhold, headers, &mut effects);
         effects
     }
 

@@ -4,7 +4,8 @@
 //! trapped. What such a request lacks then is what the operator has named, usually the credential without which the
 //! upstream serves nobody.
 //!
-//! - A request that is not held keeps its headers: one that is decided at once, by a lease for example, costs nothing more.
+//! - A request that goes on at once, by a lease for example, keeps its headers, and costs nothing more. One that is refused at
+//!   once loses them: it is held if the host does not take the reply.
 //! - All lines of a name are taken, and put back as they were and in their order. They come after all others then, which
 //!   means nothing in HTTP: only the order of lines with one name does.
 //! - A refused request gets nothing back.
@@ -35,9 +36,11 @@ impl fmt::Debug for HeaderLine {
 }
 
 impl Stream {
-    /// Takes what has to be withheld out of a request that is held from here on: before anything else that it brings about.
+    /// Takes what has to be withheld out of a request that is held from here on, or refused at once: before anything else
+    /// that it brings about.
     pub(super) fn withhold(&mut self, names: &[String], headers: &[Header<'_>], effects: &mut Vec<Effect>) {
-        if names.is_empty() || self.wait().is_none() {
+        let is_refused = || effects.iter().any(|effect| matches!(effect, Effect::Reply(_)));
+        if names.is_empty() || (self.wait().is_none() && !is_refused()) {
             return;
         }
         let mut removals: Vec<Effect> = Vec::new();

@@ -124,6 +124,24 @@ fn a_request_that_goes_on_undecided_or_watched_has_it_back_and_a_refused_one_has
     }
 }
 
+/// Nothing is asked about it, and so it would not have been held for an answer.
+#[test]
+fn a_request_whose_refusal_at_once_the_host_does_not_take_goes_up_useless() {
+    let mut host = host_with(Personality::APISIX, &withholding(Personality::APISIX, "reject"));
+    let (first, _) = ask(&mut host);
+    host.finish(first);
+    host.faults().once("random_get", status::INTERNAL_FAILURE);
+    host.faults()
+        .once("proxy_send_local_response", status::INTERNAL_FAILURE);
+    let stream = host.open(host.root());
+    host.send_headers(stream, lines(), true);
+    // Whatever is answered, this host lets go then what waits.
+    for callout in host.pending_callouts() {
+        host.answer(callout.token, 200, b"{}");
+    }
+    assert_useless(&host, stream);
+}
+
 /// Every way in which an answer is there and nothing is made of it.
 #[test]
 fn a_host_that_resumes_by_itself_sends_up_what_is_useless() {

@@ -147,19 +147,19 @@ fn the_wait_for_a_body_withholds_already() {
 }
 
 #[test]
-fn what_is_never_held_keeps_everything() {
+fn what_goes_on_at_once_keeps_everything_and_what_is_refused_at_once_nothing() {
     let owner = [("x-admission-owner-id", "o")];
     let zero = [owner[0], ("x-admission-owner-rate-limit-requests", "+5")];
+    let mut refused = Vec::new();
     for headers in [lines(&owner), lines(&zero), lines(&[])] {
         let mut run = withholding("\"reject\"", "");
         run.headers(0, &headers);
-        assert!(!run.dispatched());
-        assert_eq!(
-            (run.withheld(), run.put_back()),
-            (Vec::new(), Vec::new()),
-            "{headers:?}"
-        );
+        assert!(!run.dispatched() && run.put_back().is_empty(), "{headers:?}");
+        let is_refused = run.effects.iter().any(|effect| matches!(effect, Effect::Reply(_)));
+        refused.push(is_refused);
+        assert_eq!(run.withheld().is_empty(), !is_refused, "{headers:?}");
     }
+    assert_eq!(refused, [false, true, true]);
     let mut run = withholding("\"reject\"", r#", "leases": {"max_requests": 100, "max_age_ms": 1000}"#);
     run.headers(0, &limited());
     let granting = std::format!(
