@@ -3,18 +3,21 @@
 //! A table of fixed size: one more limit takes the place of one whose window has ended, else of the one that is furthest from
 //! its end, if it is nearer itself. Two limits of the same subject and resource with different figures are one row, the last
 //! one asked about.
+//!
+//! Each decision comes by here, and mostly about a subject that has no row and gets none: whether it gets one is told by two
+//! bounds, and the rows are only gone through where these leave it open.
 
 use std::collections::HashMap;
 
 use portcullis_decision::charge::{ChargeEntry, EntryState};
 use serde_json::{Value, json};
 
+use crate::canary;
+
 /// Limits that are kept.
 const KEPT: usize = 256;
 /// A slot's row is worth showing so long after its last answer: it has no window.
 const SLOTS_MS: u64 = 60_000;
-/// What the service's own canary uses up on purpose.
-const CANARY: &str = "{owner:portcullis-canary";
 
 #[derive(Debug, Clone)]
 struct Row {
@@ -38,12 +41,18 @@ impl Row {
 #[derive(Debug, Default)]
 pub(super) struct Scopes {
     rows: HashMap<String, Row>,
+    /// No row has ended before.
+    no_end_before_ms: u64,
+    /// No row's share is below.
+    no_share_below: u64,
 }
 
 impl Scopes {
     /// Notes where a limit stands.
     pub(super) fn note(&mut self, entry: &ChargeEntry, state: &EntryState, now_ms: u64) {
-        if entry.key.starts_with(CANARY) {
+        // What the service's own canary uses up on purpose.
+        let owner = entry.key.strip_prefix("{owner:");
+        if owner.is_some_and(|owner| owner.starts_with(canary::NAME)) {
             return;
         }
         let is_slot = entry.resource == portcullis_decision::limits::Resource::Concurrency;
@@ -54,33 +63,52 @@ impl Scopes {
             limit: entry.limit,
             ends_ms: now_ms.saturating_add(if is_slot { SLOTS_MS } else { state.reset_ms }),
         };
+        let (ends_ms, share) = (row.ends_ms, row.share());
         if let Some(known) = self.rows.get_mut(&entry.key) {
             *known = row;
-        } else if self.finds_place(&row, now_ms) {
+        } else if self.finds_place(share, now_ms) {
             self.rows.insert(entry.key.clone(), row);
+        } else {
+            return;
         }
+        self.no_end_before_ms = self.no_end_before_ms.min(ends_ms);
+        self.no_share_below = self.no_share_below.min(share);
     }
 
-    fn finds_place(&mut self, row: &Row, now_ms: u64) -> bool {
+    fn forget_the_ended(&mut self, now_ms: u64) {
+        self.rows.retain(|_, row| row.ends_ms > now_ms);
+        self.no_end_before_ms = self.rows.values().map(|row| row.ends_ms).min().unwrap_or(u64::MAX);
+    }
+
+    fn finds_place(&mut self, share: u64, now_ms: u64) -> bool {
         if self.rows.len() < KEPT {
             return true;
         }
-        self.rows.retain(|_, known| known.ends_ms > now_ms);
-        if self.rows.len() < KEPT {
-            return true;
+        if self.no_end_before_ms <= now_ms {
+            self.forget_the_ended(now_ms);
+            if self.rows.len() < KEPT {
+                return true;
+            }
         }
-        let furthest = self.rows.iter().min_by_key(|(_, known)| known.share());
-        let furthest = furthest.filter(|(_, known)| known.share() < row.share());
-        let Some(key) = furthest.map(|(key, _)| key.clone()) else {
+        if share <= self.no_share_below {
             return false;
+        }
+        let shares = self.rows.iter().map(|(key, known)| (known.share(), key));
+        let Some((furthest, key)) = shares.min_by_key(|(share, _)| *share) else {
+            return true;
         };
+        self.no_share_below = furthest;
+        if furthest >= share {
+            return false;
+        }
+        let key = key.clone();
         self.rows.remove(&key);
         true
     }
 
     /// The nearest so many, the nearest first.
     pub(super) fn nearest(&mut self, most: usize, now_ms: u64) -> Value {
-        self.rows.retain(|_, row| row.ends_ms > now_ms);
+        self.forget_the_ended(now_ms);
         let mut rows: Vec<_> = self.rows.iter().collect();
         rows.sort_by(|(a_key, a), (b_key, b)| b.share().cmp(&a.share()).then_with(|| a_key.cmp(b_key)));
         rows.into_iter()
@@ -113,3 +141,6 @@ fn decoded(text: &str) -> String {
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
+
+#[cfg(test)]
+mod tests;
