@@ -23,11 +23,11 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::decide::Decider;
-use crate::locked;
 use crate::readiness::now;
+use crate::{locked, random};
 
 /// The rules' name in requests of the canary, and the beginning of its owners.
-const NAME: &str = "portcullis-canary";
+pub(crate) const NAME: &str = "portcullis-canary";
 /// Far longer than a round takes, so that no window ends between its two requests.
 const WINDOW_S: u64 = 60;
 
@@ -126,7 +126,7 @@ impl Canary {
     }
 
     async fn round(&self) -> Outcome {
-        let Some(scope) = random() else {
+        let Some(scope) = operation() else {
             return Outcome::Unanswered;
         };
         let owner = format!("{NAME}/{scope}");
@@ -145,7 +145,7 @@ impl Canary {
         let mut limits = StampedLimits::default();
         limits.set(Scope::Owner, Resource::Requests, Limit::of(1));
         let request = DecideRequest {
-            op: random()?,
+            op: operation()?,
             profile: self.decider.profile,
             rules: NAME.to_owned(),
             mode: Mode::Enforce,
@@ -198,8 +198,7 @@ impl Canary {
     }
 }
 
-fn random() -> Option<OperationId> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).ok()?;
-    Some(OperationId::from_random(bytes))
+/// An id that nobody can have guessed.
+fn operation() -> Option<OperationId> {
+    random().map(OperationId::from_random)
 }

@@ -86,15 +86,7 @@ impl ExplainArguments {
             request.headers.extend(request::header("-H", text).map_err(one)?);
         }
         if self.curl.is_none() && !says_none {
-            request.body = match &self.body {
-                None => Vec::new(),
-                Some(body) => match body.strip_prefix('@') {
-                    None => body.clone().into_bytes(),
-                    Some(file) => {
-                        fs::read(file).map_err(|error| one(format!("--body @{file}: cannot be read: {error}")))?
-                    }
-                },
-            };
+            request.body = request::body(self.body.as_deref()).map_err(one)?;
             let method = if request.body.is_empty() { "GET" } else { "POST" };
             request.method = self.method.clone().unwrap_or_else(|| method.to_owned());
             request.path = self.path.clone().unwrap_or_else(|| "/".to_owned());
@@ -229,20 +221,7 @@ pub fn pasted(curl: &str, rules: String, down: Vec<Outage>) -> Result<(Report, S
     };
     let scene = scene.set()?;
     let request = curl::parse_without_files(curl).map_err(|fault| vec![format!("the request: {fault}")])?;
-    let at_ms = unix_ms();
-    let mut filter = scene.filter(at_ms)?;
-    let mut decided = Vec::new();
-    let exchange = filter.request(&request.fields(), &request.body, at_ms, Some(&mut decided));
-    let lines = filter.last_words();
-    let seen = Seen {
-        scene: &scene,
-        request: &request,
-        exchange,
-        lines,
-        decided: decided.pop(),
-        enforced_reply: None,
-    };
-    let report = seen.report();
+    let report = explained(&scene, &[], &request, 1, unix_ms())?;
     let table = table::of(&report);
     Ok((report, table))
 }

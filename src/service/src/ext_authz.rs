@@ -32,7 +32,7 @@ use crate::logs::Journal;
 use crate::metrics::Metrics;
 use crate::outliving::Outliving;
 use crate::spans::Arrival;
-use crate::{locked, millis_since, unix_s};
+use crate::{locked, millis_since, random, unix_s};
 
 /// How often it is looked for what time alone brings about: lines that were held back, and the gauge.
 const TICK: Duration = Duration::from_millis(200);
@@ -68,8 +68,7 @@ impl SharedMemory for System {}
 
 impl Host for System {
     fn random(&mut self) -> Option<[u8; 16]> {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).ok().map(|()| bytes)
+        random()
     }
 
     fn unix_s(&mut self) -> Option<u64> {

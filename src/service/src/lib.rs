@@ -80,6 +80,12 @@ fn unix_s() -> Option<u64> {
     since.ok().map(|since| since.as_secs())
 }
 
+/// Random bytes of the operating system; `None` if it has none.
+fn random<const N: usize>() -> Option<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).ok().map(|()| bytes)
+}
+
 /// Whole milliseconds since `epoch`, on the monotonic clock.
 fn millis_since(epoch: Instant) -> u64 {
     u64::try_from(Instant::now().saturating_duration_since(epoch).as_millis()).unwrap_or(u64::MAX)

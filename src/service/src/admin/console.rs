@@ -7,15 +7,15 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 
 use super::refused;
+use crate::random;
 
 const PAGE: &str = include_str!("console.html");
 
 /// Answers with the page.
 pub(super) async fn page() -> Response {
-    let mut bytes = [0; 16];
-    if getrandom::fill(&mut bytes).is_err() {
+    let Some(bytes) = random() else {
         return refused(StatusCode::SERVICE_UNAVAILABLE, "the system gives no random bits");
-    }
+    };
     let nonce = format!("{:032x}", u128::from_le_bytes(bytes));
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}' ; style-src-attr 'none'; img-src data:; \

@@ -99,22 +99,11 @@ impl DrillArguments {
         let one = |fault: String| vec![fault];
         let config = &scene.config;
         let route = config.routes.as_ref().and_then(|routes| routes.first());
-        let mut request = Request {
-            authority: None,
-            ..Request::default()
-        };
+        let mut request = Request::default();
         for text in &self.headers {
             request.headers.extend(request::header("-H", text).map_err(one)?);
         }
-        request.body = match &self.body {
-            None => Vec::new(),
-            Some(body) => match body.strip_prefix('@') {
-                None => body.clone().into_bytes(),
-                Some(file) => {
-                    fs::read(file).map_err(|error| one(format!("--body @{file}: cannot be read: {error}")))?
-                }
-            },
-        };
+        request.body = request::body(self.body.as_deref()).map_err(one)?;
         if config.model == ModelSource::Body {
             request.default_header("content-type", "application/json");
         }

@@ -11,7 +11,6 @@ use axum::http::{HeaderName, HeaderValue, Method, Request, Uri, header};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -19,6 +18,7 @@ use tokio_rustls::TlsConnector;
 
 use super::judge::Got;
 use crate::explain::request::Request as Asked;
+use crate::roots;
 
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -145,21 +145,9 @@ impl Place {
 }
 
 fn connector(option: &str, ca: Option<&Path>) -> Result<TlsConnector, String> {
-    let found = match ca {
-        Some(file) => rustls_native_certs::load_certs_from_paths(Some(file), None),
-        None => rustls_native_certs::load_native_certs(),
-    };
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
+    let config = roots::verifying(ca).ok_or_else(|| {
         let file = ca.map_or_else(|| "the system".to_owned(), |file| file.display().to_string());
-        return Err(format!("{option}: {file} has no certificates to trust"));
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| format!("{option}: {error}"))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        format!("{option}: {file} has no certificates to trust")
+    })?;
     Ok(TlsConnector::from(Arc::new(config)))
 }

@@ -24,7 +24,7 @@ use crate::imagined::Outage;
 use crate::imagined::scene::{Scene, Wrong};
 use crate::metering::memory::unix_ms;
 use crate::readiness::now;
-use crate::unix_s;
+use crate::{random, unix_s};
 
 /// Beyond what a service says that a fault takes to show.
 const SETTLE_SLACK: Duration = Duration::from_millis(300);
@@ -248,7 +248,7 @@ impl<'a> Drill<'a> {
                 (0, None)
             }
         };
-        Row::new(probe, sent, Some(expected), got, reasons)
+        Row::new(probe, sent, expected, got, reasons)
     }
 
     /// The answer that counts, and how many requests it took. A fault that was switched on is off again afterwards.
@@ -336,7 +336,6 @@ fn asks_nobody(probe: &Probe, report: &Report) -> Option<String> {
 }
 
 fn random_id() -> Option<String> {
-    let mut bytes = [0; 6];
-    getrandom::fill(&mut bytes).ok()?;
+    let bytes: [u8; 6] = random()?;
     Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -76,8 +76,7 @@ pub(super) struct Row {
     /// Whether everything was as predicted.
     pub(super) green: bool,
     /// The prediction.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) expected: Option<Told>,
+    pub(super) expected: Told,
     /// The last answer; absent if none came.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) got: Option<Told>,
@@ -87,13 +86,7 @@ pub(super) struct Row {
 
 impl Row {
     /// The row of a probe, judged by its reasons.
-    pub(super) fn new(
-        probe: &Probe,
-        sent: u32,
-        expected: Option<Told>,
-        got: Option<Told>,
-        reasons: Vec<String>,
-    ) -> Self {
+    pub(super) fn new(probe: &Probe, sent: u32, expected: Told, got: Option<Told>, reasons: Vec<String>) -> Self {
         Self {
             probe: probe.name.clone(),
             shows: probe.shows.name(),
@@ -174,7 +167,7 @@ impl Findings {
             width(|row| row.shows.to_owned()).unwrap_or_default(),
         );
         for row in &self.rows {
-            let expected = row.expected.as_ref().map_or_else(String::new, Told::words);
+            let expected = row.expected.words();
             let got = row.got.as_ref().map_or_else(|| "no answer".to_owned(), Told::words);
             let colour = row.colour();
             let (name, shows) = (&row.probe, row.shows);
@@ -228,7 +221,7 @@ impl Findings {
                 row.shows,
                 row.let_fail.unwrap_or_default(),
                 row.sent,
-                row.expected.as_ref().map_or_else(String::new, Told::words),
+                row.expected.words(),
                 row.got.as_ref().map_or_else(|| "no answer".to_owned(), Told::words),
                 seen.map_or_else(String::new, |seen| seen.to_string()),
             );

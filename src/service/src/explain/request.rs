@@ -58,6 +58,18 @@ pub fn header(option: &str, text: &str) -> Result<Option<(String, String)>, Stri
     Ok(value.map(|value| (name, value.to_owned())))
 }
 
+/// What `--body BODY|@FILE` says: nothing, itself, or what stands in a file.
+///
+/// # Errors
+/// A file that can't be read.
+pub fn body(text: Option<&str>) -> Result<Vec<u8>, String> {
+    let Some(text) = text else { return Ok(Vec::new()) };
+    match text.strip_prefix('@') {
+        None => Ok(text.as_bytes().to_vec()),
+        Some(file) => std::fs::read(file).map_err(|error| format!("--body @{file}: cannot be read: {error}")),
+    }
+}
+
 /// What may be shown of a text that may hold a credential.
 fn first_word(text: &str) -> String {
     text.split_whitespace()
