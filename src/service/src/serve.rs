@@ -226,6 +226,7 @@ async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
     if let Some(canary) = &canary {
         tokio::spawn(Arc::clone(canary).run());
     }
+    // Until the very end, so that it can be watched; then it ends with the process.
     let (admin_ends, admin_end) = oneshot::channel::<()>();
     if let Some(listener) = listeners.operators {
         let state = AdminState {
@@ -240,7 +241,6 @@ async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
             faults: faults.clone(),
             max_staleness_ms: config.policy.max_staleness_ms,
         };
-        tell_operators(&listener, &state)?;
         let door = Door {
             bounds: HttpBounds {
                 max_connections: MOST_OPERATORS,
@@ -250,15 +250,7 @@ async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
             metrics: Arc::clone(&metrics),
             journal: Arc::clone(&journal),
         };
-        // Until the very end, so that it can be watched; then it ends with the process.
-        let end = async move { drop(admin_end.await) };
-        tokio::spawn(connections::serve(
-            listener,
-            admin::router(state),
-            door,
-            end,
-            Duration::ZERO,
-        ));
+        admit_operators(listener, state, door, admin_end)?;
     }
     let app = App {
         decider: Arc::clone(&decider),
@@ -307,8 +299,13 @@ async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
     Ok(())
 }
 
-/// Says where operators look in, and who may.
-fn tell_operators(listener: &TcpListener, state: &AdminState) -> Result<(), String> {
+/// Lets operators in until `end`, and says where and whom.
+fn admit_operators(
+    listener: TcpListener,
+    state: AdminState,
+    door: Door,
+    end: oneshot::Receiver<()>,
+) -> Result<(), String> {
     let address = listener
         .local_addr()
         .map_err(|error| format!("admin.listen: {error}"))?;
@@ -318,6 +315,14 @@ fn tell_operators(listener: &TcpListener, state: &AdminState) -> Result<(), Stri
         "whoever reaches the address"
     };
     tracing::info!(event = "admin_listening", listen = %address, "operators look in at {address}: {who}");
+    let end = async move { drop(end.await) };
+    tokio::spawn(connections::serve(
+        listener,
+        admin::router(state),
+        door,
+        end,
+        Duration::ZERO,
+    ));
     Ok(())
 }
 
