@@ -1,10 +1,10 @@
 //! Where the limiter's address comes from, and TLS.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::certificates::openssl;
 use crate::counting::connected;
 use crate::outages::counts;
 use crate::process::{Service, ended, file, portcullis};
@@ -62,35 +62,13 @@ fn no_address_at_all_outside_development_ends_the_start_with_code_2() {
 
 /// A certificate for 127.0.0.1 that vouches for itself.
 fn certify(folder: &Path) {
-    let made = Command::new("openssl")
-        .current_dir(folder)
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "1",
-        ])
-        .args([
-            "-subj",
-            "/CN=store",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-addext",
-            "basicConstraints=CA:FALSE",
-        ])
-        .args(["-keyout", "key.pem", "-out", "certificate.pem"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    assert!(
-        made.is_ok_and(|status| status.success()),
-        "openssl makes no certificate"
-    );
+    let more = [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-addext",
+        "basicConstraints=CA:FALSE",
+    ];
+    openssl(folder, "store", &more);
 }
 
 #[tokio::test]
@@ -98,7 +76,7 @@ async fn rediss_speaks_tls_and_trusts_only_who_it_is_told_to_trust() {
     let folder = tempfile::tempdir().unwrap();
     certify(folder.path());
     let path = |name| folder.path().join(name).to_str().unwrap().to_owned();
-    let (certificate, key, tls_port) = (path("certificate.pem"), path("key.pem"), free_port().to_string());
+    let (certificate, key, tls_port) = (path("store.pem"), path("store.key"), free_port().to_string());
     let store = Store::start(
         "redis-server",
         &[

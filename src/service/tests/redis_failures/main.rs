@@ -10,6 +10,8 @@
 )]
 
 mod addresses;
+#[path = "../stores/certificates.rs"]
+mod certificates;
 #[path = "../stores/chromium.rs"]
 mod chromium;
 mod connections;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
-use crate::process::{Service, ended, file, in_memory, portcullis, until};
+use crate::process::{Service, ended, file, in_memory, is_faulty, portcullis, until};
 use crate::wire::{Answer, Client, request};
 
 pub(crate) const TOKEN: &str = "operator-token-0123456789-abcdefgh";
@@ -297,13 +297,7 @@ fn an_address_that_others_reach_and_a_missing_token_are_exit_code_2() {
     ] {
         let mut config = production.clone();
         config["admin"] = admin;
-        file(folder.path(), "service.json", &config.to_string());
-        for arguments in [&["serve", "--config", "service.json"][..], &["check", "service.json"]] {
-            let (code, out, err) = ended(portcullis(&[]).current_dir(folder.path()).args(arguments));
-            assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
-            assert!(err.contains(expected), "{expected} is not in {err}");
-            assert!(!err.contains("hunter2"), "{err}");
-        }
+        is_faulty(folder.path(), &config, expected, &["hunter2"]);
     }
 }
 

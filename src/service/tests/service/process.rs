@@ -46,6 +46,19 @@ pub(crate) fn ended(command: &mut Command) -> (Option<i32>, String, String) {
     (status.code(), text(stdout), text(stderr))
 }
 
+/// With this configuration, in this folder, neither `serve` nor `check` goes on: both end with code 2, say `expected`, and show
+/// nothing of what is secret.
+#[track_caller]
+pub(crate) fn is_faulty(folder: &Path, config: &Value, expected: &str, secrets: &[&str]) {
+    file(folder, "service.json", &config.to_string());
+    for arguments in [&["serve", "--config", "service.json"][..], &["check", "service.json"]] {
+        let (code, out, err) = ended(portcullis(&[]).current_dir(folder).args(arguments));
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
+        assert!(err.contains(expected), "{expected} is not in {err}");
+        assert!(secrets.iter().all(|secret| !err.contains(secret)), "{err}");
+    }
+}
+
 /// Polls until `probe` gives a value.
 pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let start = Instant::now();

@@ -15,7 +15,7 @@ use tokio::time::{Duration, Instant};
 use tokio_rustls::TlsConnector;
 
 use crate::certificates::{Authority, Pair};
-use crate::process::{Service, ended, file, in_memory, portcullis, until};
+use crate::process::{Service, file, in_memory, is_faulty, until};
 use crate::wire::head;
 
 const NAME: &str = "portcullis.internal";
@@ -193,12 +193,6 @@ fn files_that_make_no_tls_are_exit_code_2_and_show_no_key() {
     ] {
         let mut config = in_memory();
         config["tls"] = tls;
-        file(folder.path(), "service.json", &config.to_string());
-        for arguments in [&["serve", "--config", "service.json"][..], &["check", "service.json"]] {
-            let (code, out, err) = ended(portcullis(&[]).current_dir(folder.path()).args(arguments));
-            assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
-            assert!(err.contains(expected), "{expected} is not in {err}");
-            assert!(!err.contains("hunter2") && !err.contains(secret), "{err}");
-        }
+        is_faulty(folder.path(), &config, expected, &["hunter2", secret]);
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::process::{Service, ended, file, in_memory, portcullis, until};
+use crate::process::{Service, ended, file, in_memory, is_faulty, portcullis, until};
 use crate::wire::{Answer, Client, request};
 
 const TOKEN: &str = "gateway-token-0123456789-abcdefgh";
@@ -137,13 +137,7 @@ fn files_that_hold_no_tokens_are_exit_code_2_and_show_nothing() {
     ] {
         let mut config = in_memory();
         config["tokens_file"] = json!(name);
-        file(folder.path(), "service.json", &config.to_string());
-        for arguments in [&["serve", "--config", "service.json"][..], &["check", "service.json"]] {
-            let (code, out, err) = ended(portcullis(&[]).current_dir(folder.path()).args(arguments));
-            assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
-            assert!(err.contains(expected), "{expected} is not in {err}");
-            assert!(!err.contains("hunter2"), "{err}");
-        }
+        is_faulty(folder.path(), &config, expected, &["hunter2"]);
     }
 }
 

@@ -18,7 +18,8 @@ pub(crate) struct Pair {
     pub(crate) key: PathBuf,
 }
 
-fn openssl(folder: &Path, name: &str, more: &[&str]) {
+/// A certificate that its own key signs, in `NAME.pem` and `NAME.key`, unless `more` says otherwise.
+pub(crate) fn openssl(folder: &Path, name: &str, more: &[&str]) {
     let (key, certificate) = (format!("{name}.key"), format!("{name}.pem"));
     let made = Command::new("openssl")
         .current_dir(folder)
