@@ -188,11 +188,22 @@ fn before(file: &Path, scene: &Scene, at_ms: u64) -> Result<Vec<(Request, u64)>,
             Record::parse(line, &scene.config.prefix).map_err(|fault| wrong(format!("line {number}: {fault}")))?;
         let at_ms = record.at_ms.unwrap_or(at_ms);
         let body = record.body();
+        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let (head, headers) = record
+            .headers
+            .iter()
+            .map(owned)
+            .partition::<Vec<_>, _>(|(name, _)| name.starts_with(':'));
+        let of_head = |name: &str| {
+            head.iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, value)| value.clone())
+        };
         let request = Request {
-            method: record.method,
-            path: record.path,
+            method: of_head(":method").unwrap_or_default(),
+            path: of_head(":path").unwrap_or_default(),
             authority: None,
-            headers: record.headers,
+            headers,
             body,
         };
         before.push((request, at_ms));

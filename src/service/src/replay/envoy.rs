@@ -10,7 +10,7 @@ use portcullis_decision::envelope::has_prefix;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::record::{Record, Word, time_ms};
+use super::record::{Record, Word, read, time_ms};
 
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -25,7 +25,7 @@ enum Entry<'a> {
 /// # Errors
 /// What is wrong with it, without any of its values but times and figures.
 pub fn parse(line: &[u8], prefix: &str) -> Result<Record, String> {
-    let entries: BTreeMap<Cow<'_, str>, Entry<'_>> = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+    let entries: BTreeMap<Cow<'_, str>, Entry<'_>> = read(line)?;
     let word = |key: &str| match entries.get(key) {
         Some(Entry::Word(word)) => Some(word),
         _ => None,
@@ -34,8 +34,6 @@ pub fn parse(line: &[u8], prefix: &str) -> Result<Record, String> {
     let figure = |key: &str| word(key).map_or(Ok(None), |word| word.figure(key));
     let mut record = Record {
         at_ms: text("start_time").map(|time| time_ms(&time)).transpose()?,
-        method: text("method").unwrap_or_else(|| "POST".to_owned()),
-        path: text("path").unwrap_or_else(|| "/".to_owned()),
         model: text("model"),
         status: figure("response_code")?.and_then(|status| u16::try_from(status).ok()),
         duration_ms: figure("duration")?.unwrap_or(0),
@@ -43,11 +41,15 @@ pub fn parse(line: &[u8], prefix: &str) -> Result<Record, String> {
         ..Record::default()
     };
     record.use_tokens(figure("input_tokens")?, figure("output_tokens")?, figure("tokens")?);
+    record.head(
+        text("method").as_deref().unwrap_or("POST"),
+        text("path").as_deref().unwrap_or("/"),
+    );
     for (name, entry) in &entries {
         if let Entry::Word(word) = entry
             && has_prefix(name.as_bytes(), prefix)
         {
-            record.field(name, Some(word));
+            record.field(&[name], Some(word));
         }
     }
     Ok(record)
@@ -67,16 +69,14 @@ mod tests {
             (record.at_ms, record.status, record.duration_ms),
             (Some(1_772_366_400_500), Some(429), 12)
         );
-        assert_eq!(
-            (record.method.as_str(), record.path.as_str(), record.used),
-            ("POST", "/v1?x", None)
-        );
+        assert_eq!(record.used, None);
         let expected = [
+            (":method", "POST"),
+            (":path", "/v1?x"),
             ("x-admission-org-rate-limit-requests", "60"),
             ("x-admission-owner-id", "o"),
         ];
-        let headers: Vec<_> = record.headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-        assert_eq!(headers, expected);
+        assert_eq!(record.headers.iter().collect::<Vec<_>>(), expected);
         assert_eq!(
             parse(br#"{"response_code":"x"}"#, "p-").unwrap_err(),
             "response_code is \"x\", no whole number from 0"

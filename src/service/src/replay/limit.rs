@@ -60,8 +60,7 @@ impl LimitChange {
     pub fn apply(&self, record: &mut Record, prefix: &str) {
         let scope = self.scope.name();
         let of_id = format!("{prefix}{scope}-id");
-        let id = record.headers.iter().find(|(name, _)| *name == of_id).map(|(_, id)| id);
-        let Some(id) = id else { return };
+        let Some(id) = record.headers.get(&of_id) else { return };
         if self.id.as_ref().is_some_and(|wanted| wanted != id) {
             return;
         }
@@ -69,9 +68,9 @@ impl LimitChange {
             Resource::Concurrency => format!("{prefix}{scope}-concurrency-limit"),
             resource => format!("{prefix}{scope}-rate-limit-{}", resource.name()),
         };
-        record.headers.retain(|(known, _)| *known != name);
+        record.headers.remove(&name);
         if let Some(figure) = self.figure {
-            record.headers.push((name, figure.to_string()));
+            record.headers.push(&[&name], figure);
         }
     }
 }
@@ -82,16 +81,13 @@ mod tests {
 
     #[test]
     fn a_limit_is_stamped_on_those_it_is_for() {
-        let mut record = Record {
-            headers: vec![
-                ("p-org-id".into(), "a:b".into()),
-                ("p-org-rate-limit-requests".into(), "60".into()),
-            ],
-            ..Record::default()
-        };
+        let mut record = Record::default();
+        record.headers.push(&["p-org-id"], "a:b");
+        record.headers.push(&["p-org-rate-limit-requests"], 60);
         let mut after = |text: &str| {
             text.parse::<LimitChange>().unwrap().apply(&mut record, "p-");
-            record.headers.last().unwrap().clone()
+            let (name, value) = record.headers.iter().last().unwrap();
+            (name.to_owned(), value.to_owned())
         };
         let name = || "p-org-rate-limit-requests".to_owned();
         assert_eq!(after("org:x:requests=1"), (name(), "60".to_owned()));

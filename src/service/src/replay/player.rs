@@ -116,16 +116,10 @@ impl Player {
             self.advance(at_ms);
         }
         let body = record.body();
-        let mut headers: Vec<Header<'_>> = vec![
-            (b":method", record.method.as_bytes()),
-            (b":path", record.path.as_bytes()),
-        ];
-        headers.extend(
-            record
-                .headers
-                .iter()
-                .map(|(name, value)| (name.as_bytes(), value.as_bytes())),
-        );
+        let fields = record.headers.iter();
+        let headers: Vec<Header<'_>> = fields
+            .map(|(name, value)| (name.as_bytes(), value.as_bytes()))
+            .collect();
         let exchange = self.filter.request(&headers, &body, self.now_ms, None);
         let fate = fate(&exchange.effects);
         if exchange.stream.leaves_something() {

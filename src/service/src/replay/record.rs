@@ -10,8 +10,8 @@
 //! the line: what is not understood is not guessed.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt;
+use std::fmt::Write as _;
 use std::marker::PhantomData;
 
 use jiff::Timestamp;
@@ -27,12 +27,8 @@ const LATEST_MS: u64 = 253_402_300_799_000;
 pub struct Record {
     /// When it came, in milliseconds since 1970.
     pub at_ms: Option<u64>,
-    /// The method.
-    pub method: String,
-    /// The path with its query.
-    pub path: String,
-    /// Fields, the envelope's with its prefix.
-    pub headers: Vec<(String, String)>,
+    /// Method, path with query, and the fields, the envelope's with its prefix.
+    pub headers: Fields,
     /// The model that its body named.
     pub model: Option<String>,
     /// The most tokens that its body asked for.
@@ -43,6 +39,54 @@ pub struct Record {
     pub used: Option<(u64, u64)>,
     /// How long it took, in milliseconds.
     pub duration_ms: u64,
+}
+
+/// Names and values in one piece of memory. One thread reads a log and another plays it: each text by itself would be asked for
+/// by the one and given back by the other, which takes longer than reading it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fields {
+    text: String,
+    /// Where each name ends, and where its value does.
+    ends: Vec<(usize, usize)>,
+}
+
+impl Fields {
+    /// One more field, whose name is made of these pieces, in lower case.
+    pub fn push(&mut self, name: &[&str], value: impl fmt::Display) {
+        let start = self.text.len();
+        name.iter().for_each(|piece| self.text.push_str(piece));
+        if let Some(name) = self.text.get_mut(start..) {
+            name.make_ascii_lowercase();
+        }
+        let end = self.text.len();
+        // Into memory.
+        let _ = write!(self.text, "{value}");
+        self.ends.push((end, self.text.len()));
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let mut start = 0;
+        self.ends.iter().filter_map(move |(name, value)| {
+            let field = (self.text.get(start..*name)?, self.text.get(*name..*value)?);
+            start = *value;
+            Some(field)
+        })
+    }
+
+    /// The first value of this name.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+    }
+
+    /// Takes every field of this name away.
+    pub fn remove(&mut self, name: &str) {
+        let mut rest = Self::default();
+        for (known, value) in self.iter().filter(|(known, _)| *known != name) {
+            rest.push(&[known], value);
+        }
+        *self = rest;
+    }
 }
 
 /// A value that may be written as a word or as a number.
@@ -90,14 +134,24 @@ impl<'de: 'a, 'a> Visitor<'de> for WordVisitor<'a> {
     }
 }
 
-impl Word<'_> {
-    /// As text, unless it is one of the words that loggers write for nothing.
-    pub(super) fn text(&self) -> Option<String> {
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Number(number) => Some(number.to_string()),
-            Self::Text(text) if text == "-" => None,
-            Self::Text(text) => Some(text.to_string()),
+            Self::Number(number) => number.fmt(f),
+            Self::Text(text) => f.write_str(text),
         }
+    }
+}
+
+impl Word<'_> {
+    /// Whether it is one of the words that loggers write for nothing.
+    fn is_nothing(&self) -> bool {
+        matches!(self, Self::Text(text) if text == "-")
+    }
+
+    /// As text, unless it says nothing.
+    pub(super) fn text(&self) -> Option<String> {
+        (!self.is_nothing()).then(|| self.to_string())
     }
 
     /// As a whole number.
@@ -133,20 +187,67 @@ pub fn time_ms(text: &str) -> Result<u64, String> {
     if ms > LATEST_MS { Err(wrong()) } else { Ok(ms) }
 }
 
+/// Reads a line of a log. What stands in keys that are ignored may be no UTF-8.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn read<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> {
+    let read = match std::str::from_utf8(line) {
+        // The quick way, and nearly every line: the parser does not look at each string again.
+        Ok(line) => serde_json::from_str(line),
+        Err(_) => serde_json::from_slice(line),
+    };
+    read.map_err(|error| error.to_string())
+}
+
+/// A text, where it stands if it can be. `Cow` alone would be a copy.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// An object of words, in the order of the line. Of two equal keys the last one counts.
+struct Words<'a>(Vec<(Cow<'a, str>, Option<Word<'a>>)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Words<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(WordsVisitor(PhantomData))
+    }
+}
+
+struct WordsVisitor<'a>(PhantomData<Words<'a>>);
+
+impl<'de: 'a, 'a> Visitor<'de> for WordsVisitor<'a> {
+    type Value = Words<'a>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Words<'a>, A::Error> {
+        let mut words: Vec<(Cow<'a, str>, Option<Word<'a>>)> = Vec::with_capacity(8);
+        while let Some((Text(key), word)) = map.next_entry::<Text<'a>, Option<Word<'a>>>()? {
+            match words.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, known)) => *known = word,
+                None => words.push((key, word)),
+            }
+        }
+        Ok(Words(words))
+    }
+}
+
 #[derive(Deserialize)]
 struct Line<'a> {
     #[serde(borrow)]
     ts: Option<Word<'a>>,
     #[serde(borrow)]
-    method: Option<Cow<'a, str>>,
+    method: Option<Text<'a>>,
     #[serde(borrow)]
-    path: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    envelope: Option<BTreeMap<Cow<'a, str>, Option<Word<'a>>>>,
-    #[serde(borrow, default)]
-    headers: Option<BTreeMap<Cow<'a, str>, Option<Word<'a>>>>,
+    path: Option<Text<'a>>,
     #[serde(borrow)]
-    model: Option<Cow<'a, str>>,
+    envelope: Option<Words<'a>>,
+    #[serde(borrow)]
+    headers: Option<Words<'a>>,
+    #[serde(borrow)]
+    model: Option<Text<'a>>,
     max_tokens: Option<u64>,
     status: Option<u16>,
     tokens: Option<u64>,
@@ -161,25 +262,33 @@ impl Record {
     /// # Errors
     /// What is wrong with it, without any of its values but times and figures.
     pub fn parse(line: &[u8], prefix: &str) -> Result<Self, String> {
-        let line: Line<'_> = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        let line: Line<'_> = read(line)?;
         let mut record = Self {
             at_ms: line.ts.and_then(|ts| ts.text()).map(|ts| time_ms(&ts)).transpose()?,
-            method: line.method.map_or_else(|| "POST".to_owned(), Cow::into_owned),
-            path: line.path.map_or_else(|| "/".to_owned(), Cow::into_owned),
-            model: line.model.map(Cow::into_owned),
+            model: line.model.map(|Text(model)| model.into_owned()),
             max_tokens: line.max_tokens,
             status: line.status,
             duration_ms: milliseconds(line.duration_ms),
             ..Self::default()
         };
         record.use_tokens(line.input_tokens, line.output_tokens, line.tokens);
-        for (name, value) in line.envelope.into_iter().flatten() {
-            record.field(&format!("{prefix}{name}"), value.as_ref());
+        record.head(
+            line.method.as_ref().map_or("POST", |Text(method)| method),
+            line.path.as_ref().map_or("/", |Text(path)| path),
+        );
+        for (name, value) in line.envelope.iter().flat_map(|Words(words)| words) {
+            record.field(&[prefix, name], value.as_ref());
         }
-        for (name, value) in line.headers.into_iter().flatten() {
-            record.field(&name, value.as_ref());
+        for (name, value) in line.headers.iter().flat_map(|Words(words)| words) {
+            record.field(&[name], value.as_ref());
         }
         Ok(record)
+    }
+
+    /// The first line of its head, before all fields.
+    pub(super) fn head(&mut self, method: &str, path: &str) {
+        self.headers.push(&[":method"], method);
+        self.headers.push(&[":path"], path);
     }
 
     /// What it used. What is known only as a sum counts as output, the dearer part.
@@ -191,9 +300,9 @@ impl Record {
         };
     }
 
-    pub(super) fn field(&mut self, name: &str, value: Option<&Word<'_>>) {
-        if let Some(value) = value.and_then(Word::text) {
-            self.headers.push((name.to_ascii_lowercase(), value));
+    pub(super) fn field(&mut self, name: &[&str], value: Option<&Word<'_>>) {
+        if let Some(value) = value.filter(|value| !value.is_nothing()) {
+            self.headers.push(name, value);
         }
     }
 
@@ -226,18 +335,48 @@ mod tests {
             "model": "m", "max_tokens": 5, "status": 200, "tokens": 8, "duration_ms": 1.5, "other": [1]}"#;
         let record = Record::parse(line, "x-saturn-").unwrap();
         let expected = [
-            ("x-saturn-org-rate-limit-requests", "60"),
+            (":method", "POST"),
+            (":path", "/v1"),
             ("x-saturn-owner-id", "o"),
+            ("x-saturn-org-rate-limit-requests", "60"),
             ("x-request-id", "r"),
         ];
-        let headers: Vec<_> = record.headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
-        assert_eq!(headers, expected);
+        assert_eq!(record.headers.iter().collect::<Vec<_>>(), expected);
         assert_eq!(record.at_ms, Some(1_772_366_400_500));
         assert_eq!((record.used, record.duration_ms), (Some((0, 8)), 2));
         assert_eq!(record.body(), br#"{"max_tokens":5,"model":"m"}"#);
         let record = Record::parse(br#"{"ts": 1772366400.5, "input_tokens": 3}"#, "p-").unwrap();
         assert_eq!((record.at_ms, record.used), (Some(1_772_366_400_500), Some((3, 0))));
         assert_eq!(record.body(), b"");
+    }
+
+    #[test]
+    fn the_last_of_two_equal_keys_counts_and_what_is_ignored_may_be_anything() {
+        let line =
+            b"{\"envelope\": {\"lane\": \"a\", \"owner-id\": \"o\", \"lane\": \"\\u0062\"}, \"agent\": \"\xff\"}";
+        let record = Record::parse(line, "p-").unwrap();
+        let expected = [
+            (":method", "POST"),
+            (":path", "/"),
+            ("p-lane", "b"),
+            ("p-owner-id", "o"),
+        ];
+        assert_eq!(record.headers.iter().collect::<Vec<_>>(), expected);
+        assert!(Record::parse(b"{\"model\": \"\xff\"}", "p-").is_err());
+    }
+
+    #[test]
+    fn fields_are_found_and_taken_away() {
+        let mut fields = Fields::default();
+        fields.push(&["P-", "a"], 1);
+        fields.push(&["b"], "");
+        fields.push(&["p-a"], "X");
+        assert_eq!(
+            (fields.get("p-a"), fields.get("b"), fields.get("c")),
+            (Some("1"), Some(""), None)
+        );
+        fields.remove("p-a");
+        assert_eq!(fields.iter().collect::<Vec<_>>(), [("b", "")]);
     }
 
     #[test]
