@@ -5,6 +5,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
 
 use crate::class::Dependency;
@@ -160,7 +161,7 @@ pub enum LimitSource {
 }
 
 /// A gate with what a rule file says about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(tag = "gate", rename_all = "snake_case", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum GateRule {
@@ -216,6 +217,72 @@ pub enum GateRule {
         /// When the metering store cannot answer.
         when_unavailable: Choice,
     },
+}
+
+/// A gate as it stands in a question, all kinds in one: it is read in one pass, where serde would keep it as a tree until it
+/// knows the kind.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FlatRule {
+    gate: Gate,
+    when_unavailable: Option<Choice>,
+    limits: Option<LimitSource>,
+    per_minute: Option<u64>,
+    burst: Option<u64>,
+}
+
+impl<'de> Deserialize<'de> for GateRule {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let flat = FlatRule::deserialize(deserializer)?;
+        let missing = |key| move || D::Error::missing_field(key);
+        let choice = || flat.when_unavailable.ok_or_else(missing("when_unavailable"));
+        let rule = match flat.gate {
+            Gate::OrgStatus => Self::OrgStatus {
+                when_unavailable: choice()?,
+            },
+            Gate::ModelPolicy => Self::ModelPolicy {
+                when_unavailable: choice()?,
+            },
+            Gate::Concurrency => Self::Concurrency {
+                when_unavailable: choice()?,
+            },
+            Gate::LaunchRate => Self::LaunchRate {
+                per_minute: flat.per_minute.ok_or_else(missing("per_minute"))?,
+                burst: flat.burst.ok_or_else(missing("burst"))?,
+            },
+            Gate::Capacity => Self::Capacity {
+                when_unavailable: choice()?,
+            },
+            Gate::Contract => Self::Contract {
+                when_unavailable: choice()?,
+                limits: flat.limits.unwrap_or_default(),
+            },
+            Gate::MonthlyQuota => Self::MonthlyQuota {
+                when_unavailable: choice()?,
+            },
+            Gate::CostCap => Self::CostCap {
+                when_unavailable: choice()?,
+            },
+            Gate::Metering => Self::Metering {
+                when_unavailable: choice()?,
+            },
+        };
+        // A key that the kind does not have might be a restriction, and is not passed over.
+        let is_launch_rate = flat.gate == Gate::LaunchRate;
+        let stray = [
+            ("when_unavailable", is_launch_rate && flat.when_unavailable.is_some()),
+            ("limits", flat.gate != Gate::Contract && flat.limits.is_some()),
+            ("per_minute", !is_launch_rate && flat.per_minute.is_some()),
+            ("burst", !is_launch_rate && flat.burst.is_some()),
+        ];
+        match stray.into_iter().find(|(_, is_there)| *is_there) {
+            Some((key, _)) => {
+                let gate = flat.gate.name();
+                Err(D::Error::custom(alloc::format!("the gate {gate} has no key {key:?}")))
+            }
+            None => Ok(rule),
+        }
+    }
 }
 
 impl GateRule {
@@ -297,5 +364,81 @@ impl Rules {
         self.gates
             .iter()
             .any(|rule| rule.gate().dependency() == Some(Dependency::Metering))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[cfg(target_arch = "wasm32")]
+    use wasm_bindgen_test::wasm_bindgen_test as test;
+
+    #[test]
+    fn a_gate_is_read_as_it_was_written() {
+        let when_unavailable = Choice::Reject;
+        let limits = LimitSource::EnvelopeOrPlan;
+        let rules = [
+            GateRule::OrgStatus { when_unavailable },
+            GateRule::ModelPolicy { when_unavailable },
+            GateRule::Concurrency { when_unavailable },
+            GateRule::LaunchRate {
+                per_minute: 3,
+                burst: 4,
+            },
+            GateRule::Capacity { when_unavailable },
+            GateRule::Contract {
+                when_unavailable,
+                limits,
+            },
+            GateRule::MonthlyQuota { when_unavailable },
+            GateRule::CostCap { when_unavailable },
+            GateRule::Metering { when_unavailable },
+        ];
+        for rule in rules {
+            let text = serde_json::to_string(&rule).unwrap();
+            assert_eq!(serde_json::from_str::<GateRule>(&text).unwrap(), rule, "{text}");
+        }
+        let text = r#"{"gate": "contract", "when_unavailable": "admit"}"#;
+        let expected = GateRule::Contract {
+            when_unavailable: Choice::Admit,
+            limits: LimitSource::Envelope,
+        };
+        assert_eq!(serde_json::from_str::<GateRule>(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_gate_with_a_key_too_few_or_too_many_is_none() {
+        for (rest, why) in [
+            (r#""gate": "capacity""#, "missing field `when_unavailable`"),
+            (r#""gate": "launch_rate", "per_minute": 1"#, "missing field `burst`"),
+            (
+                r#""gate": "launch_rate", "per_minute": 1, "burst": 1, "when_unavailable": "admit""#,
+                r#"the gate launch_rate has no key "when_unavailable""#,
+            ),
+            (
+                r#""gate": "capacity", "when_unavailable": "admit", "limits": "envelope""#,
+                r#"the gate capacity has no key "limits""#,
+            ),
+            (
+                r#""gate": "metering", "when_unavailable": "admit", "burst": 1"#,
+                r#"the gate metering has no key "burst""#,
+            ),
+            (
+                r#""gate": "contract", "when_unavailable": "admit", "per_minute": 1"#,
+                r#"the gate contract has no key "per_minute""#,
+            ),
+            (
+                r#""gate": "capacity", "when_unavailable": "admit", "until": 1"#,
+                "unknown field `until`",
+            ),
+            (
+                r#""gate": "contracts", "when_unavailable": "admit""#,
+                "unknown variant `contracts`",
+            ),
+            (r#""when_unavailable": "admit""#, "missing field `gate`"),
+        ] {
+            let fault = serde_json::from_str::<GateRule>(&alloc::format!("{{{rest}}}")).unwrap_err();
+            assert!(alloc::string::ToString::to_string(&fault).contains(why), "{fault}");
+        }
     }
 }

@@ -35,25 +35,19 @@ pub struct Bypass {
 }
 
 /// The request may go on.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Admission {
     /// Gates that were opened, in order.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bypassed: Vec<Bypass>,
     /// There is no limiter: nothing was counted.
-    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub unenforced: bool,
     /// The tightest contract limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tightest: Option<LimitState>,
     /// A slot is held; it lapses after this many milliseconds without renewal.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot_ttl_ms: Option<u64>,
     /// What its token windows were charged until its usage is known; absent if no token limit binds it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_tokens: Option<u64>,
     /// Admissions beside this one that the filter may hand out by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<Grant>,
 }
 
@@ -185,18 +179,16 @@ pub const fn contract_code(resource: Resource) -> Code {
 }
 
 /// A dependency could not answer, and the rules say reject.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unavailability {
     /// What did not answer.
     pub dependency: Dependency,
     /// The gate that asked it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gate: Option<Gate>,
 }
 
 /// What the gates have said.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "verdict", rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// Go on.
     Admit(Admission),

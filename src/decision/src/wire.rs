@@ -3,6 +3,7 @@
 //! Requests refuse unknown keys: a key that an older service does not know might be a restriction, and ignoring it would
 //! be a check that is silently not made. Answers tolerate them, but not an unknown verdict.
 
+use alloc::borrow::Cow;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -97,37 +98,45 @@ pub struct LeaseAsk {
 }
 
 /// An answer: the request's operation id and a verdict.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecideAnswer {
     /// Echo of the request's id.
     pub op: OperationId,
     /// The verdict.
-    #[serde(flatten)]
     pub verdict: Verdict,
 }
 
-/// An answer as it stands in JSON, all kinds in one: it is read in one pass, where a flattened verdict would be kept as a
-/// tree first.
-#[derive(Deserialize)]
-struct FlatAnswer {
+/// An answer as it stands in JSON, all kinds in one: it is read and written in one pass, where a flattened verdict would be
+/// kept as a tree in between.
+#[derive(Serialize, Deserialize)]
+struct FlatAnswer<'a> {
     op: OperationId,
     verdict: Word,
-    #[serde(default)]
-    bypassed: Vec<Bypass>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "<[Bypass]>::is_empty")]
+    bypassed: Cow<'a, [Bypass]>,
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     unenforced: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
     tightest: Option<LimitState>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     slot_ttl_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     held_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     lease: Option<Grant>,
-    code: Option<Code>,
-    gate: Option<Gate>,
-    limit: Option<LimitState>,
-    retry_after_s: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     dependency: Option<Dependency>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<Code>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gate: Option<Gate>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<LimitState>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_s: Option<u64>,
 }
 
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Word {
     Admit,
@@ -135,12 +144,62 @@ enum Word {
     Unavailable,
 }
 
+impl FlatAnswer<'_> {
+    /// An answer of this kind that says nothing else.
+    const fn plain(op: OperationId, verdict: Word) -> Self {
+        Self {
+            op,
+            verdict,
+            bypassed: Cow::Borrowed(&[]),
+            unenforced: false,
+            tightest: None,
+            slot_ttl_ms: None,
+            held_tokens: None,
+            lease: None,
+            dependency: None,
+            code: None,
+            gate: None,
+            limit: None,
+            retry_after_s: None,
+        }
+    }
+}
+
+impl Serialize for DecideAnswer {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let flat = match &self.verdict {
+            Verdict::Admit(admission) => FlatAnswer {
+                bypassed: Cow::Borrowed(&admission.bypassed),
+                unenforced: admission.unenforced,
+                tightest: admission.tightest,
+                slot_ttl_ms: admission.slot_ttl_ms,
+                held_tokens: admission.held_tokens,
+                lease: admission.lease,
+                ..FlatAnswer::plain(self.op, Word::Admit)
+            },
+            Verdict::Deny(denial) => FlatAnswer {
+                code: Some(denial.code),
+                gate: denial.gate,
+                limit: denial.limit,
+                retry_after_s: denial.retry_after_s,
+                ..FlatAnswer::plain(self.op, Word::Deny)
+            },
+            Verdict::Unavailable(unavailable) => FlatAnswer {
+                dependency: Some(unavailable.dependency),
+                gate: unavailable.gate,
+                ..FlatAnswer::plain(self.op, Word::Unavailable)
+            },
+        };
+        flat.serialize(serializer)
+    }
+}
+
 impl<'de> Deserialize<'de> for DecideAnswer {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let flat = FlatAnswer::deserialize(deserializer)?;
         let verdict = match flat.verdict {
             Word::Admit => Verdict::Admit(Admission {
-                bypassed: flat.bypassed,
+                bypassed: flat.bypassed.into_owned(),
                 unenforced: flat.unenforced,
                 tightest: flat.tightest,
                 slot_ttl_ms: flat.slot_ttl_ms,

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::*;
-use crate::decide::tests::request;
+use crate::decide::tests::{request, verdict};
 use crate::limiter::memory::MemoryLimiter;
 use crate::limiter::{Answer, StoreFault};
 use crate::metering::{Meter, Tended};
@@ -103,10 +103,6 @@ fn gates(gates: Value) -> Value {
 
 fn metering(when_unavailable: &str) -> Value {
     gates(json!([{"gate": "metering", "when_unavailable": when_unavailable}]))
-}
-
-async fn verdict(decider: &Decider, request: &DecideRequest) -> Value {
-    serde_json::to_value(decider.decide(request, Instant::now()).await.verdict).unwrap()
 }
 
 async fn given_back(decider: &Decider, moody: &Moody) -> Vec<(OperationId, Cancel)> {
