@@ -6,6 +6,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::fmt::Write as _;
 
 use crate::class::Code;
 use crate::config::Tiers;
@@ -130,16 +131,29 @@ fn ids<'a>(scope: Scope, subject: &'a Subject, tiers: &Tiers) -> Option<Vec<&'a 
     })
 }
 
+/// Longer than most keys, in bytes.
+const USUAL_KEY: usize = 96;
+
+/// Whether a byte of an id stands for itself in a key.
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')
+}
+
 /// `{scope:id:id}:resource`. The braces are a cluster's hash tag, so that all resources of one scope live together; ids
 /// are percent-encoded down to letters, digits, `-` and `_`, so that neither `:` nor braces in an id can make two subjects
 /// meet.
 pub fn key(scope: Scope, resource: Resource, ids: &[&str]) -> String {
-    let mut key = String::from("{");
+    let mut key = String::with_capacity(USUAL_KEY);
+    key.push('{');
     key.push_str(scope.name());
     for id in ids {
         key.push(':');
+        if id.bytes().all(is_plain) {
+            key.push_str(id);
+            continue;
+        }
         for byte in id.bytes() {
-            if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') {
+            if is_plain(byte) {
                 key.push(char::from(byte));
             } else {
                 key.push_str(&alloc::format!("%{byte:02X}"));
@@ -186,7 +200,7 @@ impl<'a> PlanBuilder<'a> {
             let mut key = key(scope, resource, &ids);
             if resource != Resource::Concurrency {
                 // Windows of different lengths are different counters: the one that began first would bind the other.
-                key.push_str(&alloc::format!(":{window_s}"));
+                let _ = write!(key, ":{window_s}");
             }
             self.entries.push(ChargeEntry {
                 gate,

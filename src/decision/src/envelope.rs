@@ -138,8 +138,10 @@ fn field(suffix: &str) -> Field {
 
 /// Whether a header name belongs to the envelope.
 pub fn has_prefix(name: &[u8], prefix: &str) -> bool {
+    // Most names differ at once, and most hosts give them in lower case.
+    let alike = |(byte, wanted): (&u8, &u8)| byte == wanted || byte.eq_ignore_ascii_case(wanted);
     name.get(..prefix.len())
-        .is_some_and(|start| start.eq_ignore_ascii_case(prefix.as_bytes()))
+        .is_some_and(|start| start.iter().zip(prefix.as_bytes()).all(alike))
 }
 
 /// Reads the envelope out of a request's headers. `needs_org`: a listed gate cannot be asked without the org's id.
@@ -232,7 +234,7 @@ fn take<'a>(
             ));
         }
         Field::Unknown => {
-            if !core::str::from_utf8(value).is_ok_and(|text| !text.chars().any(char::is_control)) {
+            if !core::str::from_utf8(value).is_ok_and(|text| !has_control(text)) {
                 return Err(alloc::format!(
                     "{prefix}{} is not UTF-8 without control characters",
                     visible(&suffix)
@@ -265,15 +267,18 @@ fn visible(suffix: &str) -> String {
 }
 
 fn id<'a>(suffix: &str, prefix: &str, value: &'a [u8]) -> Result<&'a str, String> {
-    let text = core::str::from_utf8(value)
-        .ok()
-        .filter(|text| !text.chars().any(char::is_control));
+    let text = core::str::from_utf8(value).ok().filter(|text| !has_control(text));
     match text {
         Some(text) if (1..=LONGEST_ID).contains(&text.len()) => Ok(text),
         _ => Err(alloc::format!(
             "{prefix}{suffix} is not 1 to {LONGEST_ID} bytes of UTF-8 without control characters"
         )),
     }
+}
+
+/// Control characters of ASCII, and those of Unicode.
+fn has_control(text: &str) -> bool {
+    !text.bytes().all(|byte| matches!(byte, b' '..=b'~')) && text.chars().any(char::is_control)
 }
 
 /// `0|[1-9][0-9]*` up to 2^53 - 1; nothing else.

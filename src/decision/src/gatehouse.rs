@@ -14,6 +14,7 @@ use crate::allowance::Allowances;
 use crate::breaker::Breaker;
 use crate::class::FailureClass;
 use crate::config::{FilterConfig, Mode};
+use crate::json;
 use crate::log_line::{Level, LogLimiter, LogLine};
 use crate::metric::Counter;
 use crate::operation::OperationId;
@@ -303,7 +304,7 @@ impl Gatehouse {
             return effects;
         }
         self.outbox.delivered();
-        let lost = serde_json::from_slice::<SettleAnswer>(body).unwrap_or_default().lost;
+        let lost = json::read::<SettleAnswer>(body).unwrap_or_default().lost;
         let mut count = 0_u64;
         for op in &lost {
             // Only a stream that still runs has lost anything.

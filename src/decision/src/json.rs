@@ -1,5 +1,6 @@
-//! JSON as it was written: objects keep every key, also one that stands twice.
+//! JSON: how it is read, and as it was written.
 //!
+//! A [`Node`]'s objects keep every key, also one that stands twice:
 //! `serde_json::Value` would silently let the last of two equal keys win, and a configuration in which `when_unavailable`
 //! stands twice must be a fault, not a choice. Numbers, escapes and nesting limits are serde_json's (RFC 8259).
 
@@ -8,7 +9,18 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use serde::Deserialize;
-use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
+
+/// Reads a whole text. That it is UTF-8 is seen at once: the parser would look at each of its strings by itself, which takes
+/// more than all else that it does with them.
+///
+/// # Errors
+/// The parser's message with line and column.
+pub fn read<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, serde_json::Error> {
+    let text = core::str::from_utf8(text)
+        .map_err(|error| serde_json::Error::custom(alloc::format!("no UTF-8 after {} bytes", error.valid_up_to())))?;
+    serde_json::from_str(text)
+}
 
 /// One JSON value.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,7 +47,7 @@ impl Node {
     /// # Errors
     /// The parser's message with line and column.
     pub fn parse(text: &[u8]) -> Result<Self, serde_json::Error> {
-        serde_json::from_slice(text)
+        read(text)
     }
 
     /// What a reader would call this kind of value.

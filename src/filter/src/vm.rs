@@ -175,6 +175,9 @@ pub(crate) fn on_request_headers(context: u32, ends_here: bool) -> Held {
 
 /// Where the host does not tick, requests are the clock of the outbox.
 fn tell_without_ticks(live: &Rc<Live>) {
+    if live.ticks.get() {
+        return;
+    }
     let roots: Vec<(u32, Rc<Root>)> = with(Vec::new(), |vm| {
         vm.roots
             .try_borrow()

@@ -152,7 +152,7 @@ impl IntoResponse for Refusal {
 
 /// The request in a body, or what is wrong with it.
 fn parsed<T: for<'de> serde::Deserialize<'de>>(Whole(body): Whole) -> Result<T, Refusal> {
-    serde_json::from_slice(&body?).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.to_string()))
+    portcullis_decision::json::read(&body?).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.to_string()))
 }
 
 fn json_answer(answer: &impl serde::Serialize) -> Result<Response, Refusal> {

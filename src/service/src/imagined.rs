@@ -18,6 +18,7 @@ use portcullis_decision::charge::ChargePlan;
 use portcullis_decision::config::Profile;
 use portcullis_decision::cost::cost_micro_dollars;
 use portcullis_decision::evaluation::{Evaluation, LimiterAnswer, Operator, Step, Taken, request_fault};
+use portcullis_decision::json;
 use portcullis_decision::launch_rate::LaunchRate;
 use portcullis_decision::ledger::{Ledger, Settled};
 use portcullis_decision::metering::{Cost, MeterLedger, MeterPlan, Metered, Month};
@@ -157,7 +158,7 @@ impl ImaginedService {
         if self.is_down(Outage::Decision) {
             return WireAnswer::nothing(503);
         }
-        let Ok(request) = serde_json::from_slice::<DecideRequest>(body) else {
+        let Ok(request) = json::read::<DecideRequest>(body) else {
             return WireAnswer::nothing(400);
         };
         if request.profile != self.profile {
@@ -281,7 +282,7 @@ impl ImaginedService {
         if self.is_down(Outage::Decision) {
             return WireAnswer::nothing(503);
         }
-        let Ok(batch) = serde_json::from_slice::<SettleRequest>(body) else {
+        let Ok(batch) = json::read::<SettleRequest>(body) else {
             return WireAnswer::nothing(400);
         };
         for op in batch.cancels {

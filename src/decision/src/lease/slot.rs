@@ -5,6 +5,7 @@
 
 use alloc::vec::Vec;
 
+use crate::json;
 use crate::limits::{Resource, Scope};
 use crate::operation::OperationId;
 use crate::verdict::{Denial, LimitState};
@@ -164,7 +165,7 @@ impl Slot {
                 hold: reader.number()?,
                 since_ms: reader.number()?,
                 until_ms: reader.number()?,
-                denial: serde_json::from_slice(reader.bytes()?).ok()?,
+                denial: json::read(reader.bytes()?).ok()?,
             }),
         };
         let seen = match reader.byte()? {

@@ -1,6 +1,7 @@
 //! The answer of a callout, and whether it makes sense.
 
 use crate::class::Dependency;
+use crate::json;
 use crate::rules::Choice;
 use crate::verdict::{Grant, Verdict};
 use crate::wire::{DecideAnswer, DecideRequest, LARGEST_ANSWER};
@@ -20,7 +21,7 @@ pub(crate) fn sensible_verdict(answer: CalloutAnswer<'_>, request: &DecideReques
     let body = answer
         .body
         .filter(|body| answer.status == Some(200) && body.len() <= LARGEST_ANSWER)?;
-    let answer: DecideAnswer = serde_json::from_slice(body).ok()?;
+    let answer: DecideAnswer = json::read(body).ok()?;
     if answer.op != request.op {
         return None;
     }
