@@ -41,13 +41,15 @@ pub(super) enum Late {
     Idle = 2,
     /// The client did not read its answer.
     Reading = 3,
+    /// Not a byte has ever come.
+    Silent = 4,
 }
 
 impl Late {
     /// The label `reason` of the metric.
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Head => "header_timeout",
+            Self::Head | Self::Silent => "header_timeout",
             Self::Idle => "idle_timeout",
             Self::Reading => "write_timeout",
         }
@@ -59,12 +61,15 @@ impl Late {
             Self::Head => "a request's head took longer than http.header_timeout_ms",
             Self::Idle => "no request came within http.idle_timeout_ms",
             Self::Reading => "the client did not read its answer",
+            Self::Silent => "nothing came within http.header_timeout_ms of its beginning",
         }
     }
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
+    /// The first byte is to come, and the head that it begins to end, until then.
+    New(Instant),
     /// A head is to come to its end until then.
     Head(Instant),
     /// A request is to begin until then.
@@ -88,7 +93,7 @@ impl Course {
     pub(super) fn new(patience: Patience) -> Arc<Self> {
         Arc::new(Self {
             patience,
-            phase: Mutex::new(Phase::Head(after(Instant::now(), patience.head))),
+            phase: Mutex::new(Phase::New(after(Instant::now(), patience.head))),
             version: AtomicU8::new(0),
             late: AtomicU8::new(0),
         })
@@ -100,7 +105,7 @@ impl Course {
         let mut phase = locked(&self.phase);
         *phase = match *phase {
             Phase::Busy(requests) => Phase::Busy(requests.saturating_add(1)),
-            Phase::Head(_) | Phase::Idle(_) => Phase::Busy(1),
+            Phase::New(_) | Phase::Head(_) | Phase::Idle(_) => Phase::Busy(1),
         };
         Request(Arc::clone(self))
     }
@@ -111,25 +116,27 @@ impl Course {
             1 => Some(Late::Head),
             2 => Some(Late::Idle),
             3 => Some(Late::Reading),
+            4 => Some(Late::Silent),
             _ => None,
         }
     }
 
     fn bytes_came(&self) {
         let mut phase = locked(&self.phase);
-        if let Phase::Idle(_) = *phase {
-            let now = Instant::now();
-            *phase = if self.version.load(Ordering::Relaxed) == 2 {
-                Phase::Idle(after(now, self.patience.idle))
-            } else {
-                Phase::Head(after(now, self.patience.head))
-            };
-        }
+        *phase = match *phase {
+            Phase::New(until) => Phase::Head(until),
+            Phase::Idle(_) if self.version.load(Ordering::Relaxed) == 2 => {
+                Phase::Idle(after(Instant::now(), self.patience.idle))
+            }
+            Phase::Idle(_) => Phase::Head(after(Instant::now(), self.patience.head)),
+            phase => phase,
+        };
     }
 
     /// Until when something has to come, and what it is otherwise.
     fn due(&self) -> Option<(Instant, Late)> {
         match *locked(&self.phase) {
+            Phase::New(until) => Some((until, Late::Silent)),
             Phase::Head(until) => Some((until, Late::Head)),
             Phase::Idle(until) => Some((until, Late::Idle)),
             Phase::Busy(_) => None,

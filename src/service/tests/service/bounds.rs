@@ -105,6 +105,11 @@ async fn a_connection_that_never_asks_is_ended_and_one_that_has_asked_waits_for_
     );
     assert_eq!(turned_away(&service, "header_timeout").await, 1);
     assert_eq!(turned_away(&service, "idle_timeout").await, 0, "as it is meant");
+    // The first line is of what came after the silent one.
+    trickle(&service, "x-a: b\r\n").await;
+    service.line("connection_late").await;
+    let lines = service.lines().into_iter();
+    assert_eq!(lines.filter(|line| line["event"] == "connection_late").count(), 1);
 }
 
 #[tokio::test]
