@@ -7,13 +7,15 @@
 //!
 //! Left out on purpose: repetitions that reach another process.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::wire::DecideAnswer;
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::{after, locked};
@@ -23,11 +25,18 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 /// Answers that are remembered at most; the oldest makes room.
 const MOST_REMEMBERED: usize = 65_536;
 
-type Pending = watch::Receiver<Option<DecideAnswer>>;
+/// What becomes of one operation.
+#[derive(Debug)]
+enum Flight {
+    /// It is being decided; mostly nobody else waits for that.
+    UnderWay(Vec<oneshot::Sender<DecideAnswer>>),
+    /// It gave something back, and is answered the same again.
+    Landed(DecideAnswer),
+}
 
 #[derive(Debug, Default)]
 struct Board {
-    flights: HashMap<OperationId, Pending>,
+    flights: HashMap<OperationId, Flight>,
     landed: VecDeque<(Instant, OperationId)>,
 }
 
@@ -51,13 +60,16 @@ pub enum Seat<'a> {
 pub struct Pilot<'a> {
     flights: &'a Flights,
     op: OperationId,
-    answer: watch::Sender<Option<DecideAnswer>>,
-    remember: bool,
 }
 
-/// Waits for the answer of another.
+/// Waits for the answer of another, or has it.
 #[derive(Debug)]
-pub struct Passenger(Pending);
+pub enum Passenger {
+    /// It is still being decided.
+    Waiting(oneshot::Receiver<DecideAnswer>),
+    /// It was decided before.
+    Answered(DecideAnswer),
+}
 
 impl Flights {
     /// Takes a seat for this operation.
@@ -71,44 +83,65 @@ impl Flights {
             board.landed.pop_front();
             board.flights.remove(&op);
         }
-        if let Some(pending) = board.flights.get(&op) {
-            return Seat::Passenger(Passenger(pending.clone()));
+        match board.flights.entry(op) {
+            Entry::Occupied(mut known) => Seat::Passenger(match known.get_mut() {
+                Flight::UnderWay(waiting) => {
+                    let (answer, awaited) = oneshot::channel();
+                    waiting.push(answer);
+                    Passenger::Waiting(awaited)
+                }
+                Flight::Landed(answer) => Passenger::Answered(answer.clone()),
+            }),
+            Entry::Vacant(free) => {
+                free.insert(Flight::UnderWay(Vec::new()));
+                Seat::Pilot(Pilot { flights: self, op })
+            }
         }
-        let (answer, pending) = watch::channel(None);
-        board.flights.insert(op, pending);
-        Seat::Pilot(Pilot {
-            flights: self,
-            op,
-            answer,
-            remember: false,
-        })
+    }
+
+    /// Ends a flight; who has waited for it.
+    fn end(&self, op: OperationId, remembered: Option<DecideAnswer>) -> Vec<oneshot::Sender<DecideAnswer>> {
+        let mut board = locked(&self.board);
+        let ended = match remembered {
+            Some(answer) => {
+                board.landed.push_back((after(Instant::now(), REMEMBERED), op));
+                board.flights.insert(op, Flight::Landed(answer))
+            }
+            None => board.flights.remove(&op),
+        };
+        match ended {
+            Some(Flight::UnderWay(waiting)) => waiting,
+            Some(Flight::Landed(_)) | None => Vec::new(),
+        }
     }
 }
 
 impl Pilot<'_> {
     /// Gives the answer to all who wait; `remember` it if the operation gave something back.
-    pub fn land(mut self, answer: &DecideAnswer, remember: bool) {
-        self.remember = remember;
-        self.answer.send_replace(Some(answer.clone()));
+    pub fn land(self, answer: &DecideAnswer, remember: bool) {
+        // What ends here has not come to nothing.
+        let pilot = ManuallyDrop::new(self);
+        for waiting in pilot.flights.end(pilot.op, remember.then(|| answer.clone())) {
+            // Who went away in between needs no answer.
+            drop(waiting.send(answer.clone()));
+        }
     }
 }
 
 impl Drop for Pilot<'_> {
+    /// Nobody waits any longer for a decision that came to nothing.
     fn drop(&mut self) {
-        let mut board = locked(&self.flights.board);
-        if self.remember {
-            board.landed.push_back((after(Instant::now(), REMEMBERED), self.op));
-        } else {
-            board.flights.remove(&self.op);
-        }
+        drop(self.flights.end(self.op, None));
     }
 }
 
 impl Passenger {
     /// The answer of the first, or `None` if it ended without one.
-    pub async fn answer(mut self) -> Option<DecideAnswer> {
-        let answer = self.0.wait_for(Option::is_some).await.ok()?;
-        answer.clone()
+    pub async fn answer(self) -> Option<DecideAnswer> {
+        match self {
+            Self::Waiting(awaited) => awaited.await.ok(),
+            Self::Answered(answer) => Some(answer),
+        }
     }
 }
 
@@ -138,8 +171,12 @@ mod tests {
         let Seat::Passenger(second) = flights.board(op) else {
             panic!("decided twice")
         };
+        let Seat::Passenger(third) = flights.board(op) else {
+            panic!("decided twice")
+        };
         first.land(&answer(op), false);
         assert_eq!(second.answer().await, Some(answer(op)));
+        assert_eq!(third.answer().await, Some(answer(op)));
         assert!(pilot(&flights, op).is_some(), "a landed flight is forgotten");
     }
 
@@ -148,7 +185,10 @@ mod tests {
         let (flights, op) = (Flights::default(), OperationId::from_random([1; 16]));
         pilot(&flights, op).unwrap().land(&answer(op), true);
         tokio::time::advance(Duration::from_secs(59)).await;
-        assert!(pilot(&flights, op).is_none());
+        let Seat::Passenger(late) = flights.board(op) else {
+            panic!("decided twice")
+        };
+        assert_eq!(late.answer().await, Some(answer(op)));
         tokio::time::advance(Duration::from_secs(2)).await;
         assert!(pilot(&flights, op).is_some());
     }

@@ -44,7 +44,6 @@ const LARGEST_DECIDE: usize = 64 * 1024;
 const LARGEST_SETTLE: usize = 1024 * 1024;
 
 /// What the routes share.
-#[derive(Clone)]
 pub struct App {
     /// Decides.
     pub decider: Arc<Decider>,
@@ -70,6 +69,8 @@ pub struct App {
 
 /// The routes of the service.
 pub fn router(app: App) -> Router {
+    // Shared as one: each request takes it several times.
+    let app = Arc::new(app);
     Router::new()
         .route(DECIDE_PATH, post(decide).layer(DefaultBodyLimit::max(LARGEST_DECIDE)))
         .route(SETTLE_PATH, post(settle).layer(DefaultBodyLimit::max(LARGEST_SETTLE)))
@@ -98,10 +99,10 @@ impl<S: Sync> FromRequestParts<S> for Arrived {
 /// Proof that a request may ask: it brought a token, or none is needed. Looked for before its body is read.
 struct LetIn;
 
-impl FromRequestParts<App> for LetIn {
+impl FromRequestParts<Arc<App>> for LetIn {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Refusal> {
         app.let_in(&parts.headers, &parts.extensions)
     }
 }
@@ -109,10 +110,10 @@ impl FromRequestParts<App> for LetIn {
 /// A whole body, if it came within its time and its size.
 struct Whole(Result<Bytes, Refusal>);
 
-impl FromRequest<App> for Whole {
+impl FromRequest<Arc<App>> for Whole {
     type Rejection = Infallible;
 
-    async fn from_request(request: Request, app: &App) -> Result<Self, Infallible> {
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Infallible> {
         let read = timeout(app.body_timeout, Bytes::from_request(request, app)).await;
         Ok(Self(match read {
             Ok(body) => body.map_err(|rejection| {
@@ -212,7 +213,12 @@ impl App {
     }
 }
 
-async fn decide(State(app): State<App>, Arrived(arrival): Arrived, _: LetIn, body: Whole) -> Result<Response, Refusal> {
+async fn decide(
+    State(app): State<Arc<App>>,
+    Arrived(arrival): Arrived,
+    _: LetIn,
+    body: Whole,
+) -> Result<Response, Refusal> {
     app.is_let_be()?;
     let request: DecideRequest = app.read("a decision", body)?;
     app.same_profile(request.profile, "a decision")?;
@@ -220,18 +226,16 @@ async fn decide(State(app): State<App>, Arrived(arrival): Arrived, _: LetIn, bod
         app.decider.tell_of_a_refusal("a decision", fault);
         return Err(Refusal(StatusCode::BAD_REQUEST, fault.to_owned()));
     }
-    let App { decider, under_way, .. } = app;
     // When the connection goes away this handler is dropped, and the decision goes on to its end, so that what it charges is
     // either answered for or given back.
     let decision = Outliving::new(async move {
-        let answer = decider.decide(&request, arrival).await;
-        drop(under_way);
-        answer
+        // With it the decision holds what a shutdown waits for.
+        app.decider.decide(&request, arrival).await
     });
     json_answer(&decision.await)
 }
 
-async fn settle(State(app): State<App>, _: LetIn, body: Whole) -> Result<Response, Refusal> {
+async fn settle(State(app): State<Arc<App>>, _: LetIn, body: Whole) -> Result<Response, Refusal> {
     app.is_let_be()?;
     let request: SettleRequest = app.read("a settle batch", body)?;
     app.same_profile(request.profile, "a settle batch")?;
@@ -246,7 +250,7 @@ async fn settle(State(app): State<App>, _: LetIn, body: Whole) -> Result<Respons
 /// Any method on any path below [`CHECK_PATH`], which the asked-about request's own path follows: nothing that a router
 /// could match.
 async fn check_or_nothing(
-    State(app): State<App>,
+    State(app): State<Arc<App>>,
     Arrived(arrival): Arrived,
     request: Request,
 ) -> Result<Response, Refusal> {
@@ -256,7 +260,8 @@ async fn check_or_nothing(
         Some(checks) => {
             app.let_in(request.headers(), request.extensions())?;
             app.is_let_be()?;
-            Ok(checks.answer(&request.into_parts().0, arrival, app.under_way).await)
+            let under_way = app.under_way.clone();
+            Ok(checks.answer(&request.into_parts().0, arrival, under_way).await)
         }
         None => Err(Refusal(StatusCode::NOT_FOUND, "no such path".to_owned())),
     }
@@ -266,7 +271,7 @@ async fn live() -> Response {
     answered(StatusCode::OK, json!({"live": true}).to_string())
 }
 
-async fn ready(State(app): State<App>) -> Response {
+async fn ready(State(app): State<Arc<App>>) -> Response {
     let (ready, mut body): (bool, Value) = app.readiness.report();
     if let Some(body) = body.as_object_mut() {
         body.insert("gates".to_owned(), app.gates.report());
@@ -286,7 +291,7 @@ async fn ready(State(app): State<App>) -> Response {
     answered(status, body.to_string())
 }
 
-async fn metrics(State(app): State<App>) -> Response {
+async fn metrics(State(app): State<Arc<App>>) -> Response {
     // Time alone changes what these say.
     app.gates.report();
     if let Some(canary) = &app.canary {

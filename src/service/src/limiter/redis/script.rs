@@ -8,7 +8,7 @@ use portcullis_decision::ledger::LARGEST_COUNT;
 use portcullis_decision::limits::Resource;
 use portcullis_decision::operation::OperationId;
 use portcullis_decision::wire::Return;
-use redis::Value;
+use redis::{RedisWrite, ToRedisArgs, Value};
 
 /// How long an operation is remembered beyond what it took: longer than any retry or late cancel.
 const GRACE: Duration = Duration::from_secs(60);
@@ -59,15 +59,16 @@ impl<'a> Place<'a> {
 
     fn record(&self) -> String {
         match self.group {
-            None => format!("{}:op:{}", self.prefix, self.op),
-            Some((tag, label)) => format!("{}:{tag}:op:{}{label}", self.prefix, self.op),
+            None => [self.prefix, ":op:", &self.op.to_string()].concat(),
+            Some((tag, label)) => [self.prefix, ":", tag, ":op:", &self.op.to_string(), label].concat(),
         }
     }
 
     /// Under which name it holds slots.
-    fn holder(&self) -> String {
-        let label = self.group.map_or("", |(_, label)| label);
-        format!("{}{label}", self.op)
+    fn holder(&self) -> Argument {
+        let mut holder = self.op.to_string();
+        holder.push_str(self.group.map_or("", |(_, label)| label));
+        Argument::Text(holder)
     }
 
     fn keys(&self) -> Vec<String> {
@@ -79,7 +80,7 @@ impl<'a> Place<'a> {
 
 /// The key of an entry.
 pub(super) fn counter(prefix: &str, entry: &ChargeEntry) -> String {
-    format!("{prefix}:{}", entry.key)
+    [prefix, ":", &entry.key].concat()
 }
 
 /// What is asked of a directory.
@@ -106,21 +107,54 @@ pub(super) const fn after_grace(duration: Duration) -> Duration {
     duration.saturating_add(GRACE)
 }
 
+/// What a script is told beside its keys. A figure is written where it is sent, and not before: a charge has a dozen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Argument {
+    Word(&'static str),
+    Text(String),
+    Figure(u64),
+    /// What may be negative.
+    Signed(i64),
+}
+
+impl ToRedisArgs for Argument {
+    fn write_redis_args<W: ?Sized + RedisWrite>(&self, out: &mut W) {
+        match self {
+            Self::Word(word) => word.write_redis_args(out),
+            Self::Text(text) => text.write_redis_args(out),
+            Self::Figure(figure) => figure.write_redis_args(out),
+            Self::Signed(figure) => figure.write_redis_args(out),
+        }
+    }
+}
+
+impl Argument {
+    /// Whether this is what a script has sent back.
+    fn is_echoed_by(&self, echo: &str) -> bool {
+        match self {
+            Self::Word(word) => *word == echo,
+            Self::Text(text) => text == echo,
+            // Nothing that tells two calls apart.
+            Self::Figure(_) | Self::Signed(_) => false,
+        }
+    }
+}
+
 /// One run of a script. The first argument comes back as the first word of the answer.
 #[derive(Debug, Clone)]
 pub(super) struct Call {
     pub(super) script: &'static Script,
     pub(super) keys: Vec<String>,
-    pub(super) arguments: Vec<String>,
+    pub(super) arguments: Vec<Argument>,
 }
 
 impl Call {
     pub(super) fn charge(at: &Place<'_>, plan: &ChargePlan, slot_ttl: Duration) -> Self {
         let block = plan.asked_block().map(|block| {
             [
-                block.most.min(LARGEST_COUNT).to_string(),
-                block.parts.clamp(1, LARGEST_COUNT).to_string(),
-                u8::from(block.ahead).to_string(),
+                block.most.min(LARGEST_COUNT),
+                block.parts.clamp(1, LARGEST_COUNT),
+                u64::from(block.ahead),
             ]
         });
         Self::charge_of(at, plan, slot_ttl, block.into_iter().flatten())
@@ -130,24 +164,22 @@ impl Call {
     pub(super) fn charge_exactly(at: &Place<'_>, plan: &ChargePlan, slot_ttl: Duration) -> Self {
         let mut call = Self::charge(at, plan, slot_ttl);
         if plan.asked_block().is_some() {
-            call.arguments.push("exact".to_owned());
+            call.arguments.push(Argument::Word("exact"));
         }
         call
     }
 
     /// Asks where the entries of a plan stand and charges nothing: a block of nothing, which no request waits for.
     pub(super) fn look(at: &Place<'_>, plan: &ChargePlan, slot_ttl: Duration) -> Self {
-        Self::charge_of(at, plan, slot_ttl, ["0", "1", "1"].map(str::to_owned))
+        Self::charge_of(at, plan, slot_ttl, [0, 1, 1])
     }
 
-    fn charge_of(
-        at: &Place<'_>,
-        plan: &ChargePlan,
-        slot_ttl: Duration,
-        block: impl IntoIterator<Item = String>,
-    ) -> Self {
-        let mut keys = vec![at.record()];
-        let mut arguments = vec![at.holder(), ms(slot_ttl), ms(GRACE)];
+    fn charge_of(at: &Place<'_>, plan: &ChargePlan, slot_ttl: Duration, block: impl IntoIterator<Item = u64>) -> Self {
+        let entries = plan.entries.len();
+        let mut keys = Vec::with_capacity(entries.saturating_add(1));
+        keys.push(at.record());
+        let mut arguments = Vec::with_capacity(entries.saturating_mul(4).saturating_add(7));
+        arguments.extend([at.holder(), ms(slot_ttl), ms(GRACE)]);
         for entry in &plan.entries {
             keys.push(counter(at.prefix, entry));
             let kind = match entry.resource {
@@ -156,14 +188,14 @@ impl Call {
                 Resource::Requests => "w",
             };
             arguments.extend([
-                kind.to_owned(),
-                entry.limit.to_string(),
+                Argument::Word(kind),
+                Argument::Figure(entry.limit),
                 // A larger cost is as far over every limit.
-                entry.cost.min(LARGEST_COUNT).to_string(),
+                Argument::Figure(entry.cost.min(LARGEST_COUNT)),
                 ms(Duration::from_secs(entry.window_s)),
             ]);
         }
-        arguments.extend(block);
+        arguments.extend(block.into_iter().map(Argument::Figure));
         Self {
             script: &CHARGE,
             keys,
@@ -180,7 +212,7 @@ impl Call {
     }
 
     pub(super) fn settle(at: &Place<'_>, tokens: Option<u64>) -> Self {
-        let tokens = tokens.map(|tokens| tokens.min(LARGEST_COUNT).to_string());
+        let tokens = tokens.map(|tokens| Argument::Figure(tokens.min(LARGEST_COUNT)));
         Self {
             script: &SETTLE,
             keys: at.keys(),
@@ -197,9 +229,9 @@ impl Call {
             script: &PART,
             keys,
             arguments: vec![
-                of.id.to_string(),
-                of.requests.min(LARGEST_COUNT).to_string(),
-                of.tokens.clamp(most.saturating_neg(), most).to_string(),
+                Argument::Text(of.id.to_string()),
+                Argument::Figure(of.requests.min(LARGEST_COUNT)),
+                Argument::Signed(of.tokens.clamp(most.saturating_neg(), most)),
                 ms(GRACE),
             ],
         }
@@ -222,8 +254,13 @@ impl Call {
             Verb::Retire { attempt } => ("retire", Duration::ZERO, attempt, &[]),
             Verb::Cancel => ("cancel", GRACE, 0, &[]),
         };
-        let mut arguments = vec![op.to_string(), name.to_owned(), ms(ttl), figure.to_string()];
-        arguments.extend_from_slice(charged);
+        let mut arguments = vec![
+            Argument::Text(op.to_string()),
+            Argument::Word(name),
+            ms(ttl),
+            Argument::Figure(figure),
+        ];
+        arguments.extend(charged.iter().cloned().map(Argument::Text));
         Self {
             script: &DIRECTORY,
             keys: vec![key],
@@ -236,7 +273,7 @@ impl Call {
         Self {
             script: &PROBE,
             keys,
-            arguments: vec!["probe".to_owned()],
+            arguments: vec![Argument::Word("probe")],
         }
     }
 
@@ -257,7 +294,7 @@ impl Call {
         let Value::Array(values) = value else { return None };
         let mut values = values.into_iter();
         let echo = text(values.next()?)?;
-        (Some(&echo) == self.arguments.first()).then_some(())?;
+        self.arguments.first()?.is_echoed_by(&echo).then_some(())?;
         let word = text(values.next()?)?;
         let (mut figures, mut names) = (Vec::new(), Vec::new());
         for value in values {
@@ -340,8 +377,8 @@ fn states(figures: &[u64]) -> Option<Vec<EntryState>> {
     figures.chunks(3).map(state).collect()
 }
 
-fn ms(duration: Duration) -> String {
-    duration.as_millis().to_string()
+fn ms(duration: Duration) -> Argument {
+    Argument::Figure(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn text(value: Value) -> Option<String> {
@@ -456,6 +493,13 @@ mod tests {
         assert_eq!(answer("granted", &[3, 7, 0]).charged(&block(false)), None);
     }
 
+    /// An argument as the server reads it.
+    fn sent(argument: &Argument) -> String {
+        let words = argument.to_redis_args();
+        assert_eq!(words.len(), 1, "{argument:?}");
+        String::from_utf8(words[0].clone()).unwrap()
+    }
+
     #[test]
     fn no_time_of_this_process_goes_into_a_script() {
         // Clocks of service processes differ; a duration is the same everywhere.
@@ -480,7 +524,7 @@ mod tests {
                 Call::renew(&at, ttl),
                 Call::part(&Place::single("p", back.lease), back),
             ]
-            .map(|call| call.arguments)
+            .map(|call| call.arguments.iter().map(sent).collect::<Vec<_>>())
         };
         let first = calls();
         assert_eq!(first, calls());
