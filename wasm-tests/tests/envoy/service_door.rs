@@ -184,15 +184,33 @@ async fn a_token_is_replaced_on_both_sides_without_one_refused_request() {
     gateway.assert_sound();
 }
 
-/// The cluster's part as the document writes it, with these files in place of its own.
-fn documented(own: &Pair, trusted: &Authority) -> Value {
+/// The part of the cluster that the document writes under this heading.
+fn part_under(heading: &str) -> Value {
     let document = std::fs::read_to_string(repository().join("docs/service-door.md")).unwrap();
     let text = document
-        .split("```yaml\n")
-        .nth(1)
+        .split_once(&format!("\n## {heading}\n"))
+        .and_then(|(_, rest)| rest.split("```yaml\n").nth(1))
         .and_then(|rest| rest.split("```").next());
-    let text = text.expect("the document shows the cluster's part");
-    let mut part: Value = serde_yaml_ng::from_str(text).expect("it is YAML");
+    let text = text.unwrap_or_else(|| panic!("nothing for the cluster under {heading}"));
+    serde_yaml_ng::from_str(text).expect("it is YAML")
+}
+
+/// A gateway in whose configuration the service's cluster has this part.
+fn with_part(plan: GatewayPlan, part: Value) -> GatewayPlan {
+    plan.rewrite(move |tree| {
+        let clusters = tree["static_resources"]["clusters"].as_array_mut().expect("clusters");
+        let cluster = clusters.iter_mut().find(|cluster| cluster["name"] == "portcullis");
+        let cluster = cluster.expect("the service's cluster");
+        // In place of the example's own: of two versions of HTTP only one may stand there.
+        for (key, of_document) in part.as_object().expect("a part of a cluster") {
+            cluster[key] = of_document.clone();
+        }
+    })
+}
+
+/// The part with these files in place of the document's.
+fn documented(own: &Pair, trusted: &Authority) -> Value {
+    let mut part = part_under("TLS and mTLS");
     for (place, path) in [
         ("tls_certificates/0/certificate_chain", own.certificate.clone()),
         ("tls_certificates/0/private_key", own.key.clone()),
@@ -201,7 +219,7 @@ fn documented(own: &Pair, trusted: &Authority) -> Value {
         let place = format!("/transport_socket/typed_config/common_tls_context/{place}/filename");
         let file = part
             .pointer_mut(&place)
-            .unwrap_or_else(|| panic!("no {place} in {text}"));
+            .unwrap_or_else(|| panic!("no {place} in the document"));
         *file = json!(path);
     }
     part
@@ -217,13 +235,7 @@ async fn with_mtls_only_a_gateway_with_the_right_certificate_is_answered() {
     config["limiter"]["op_timeout_ms"] = json!(1_500);
     config["tls"] = json!({"certificate": own.certificate, "key": own.key, "client_ca": ours.certificate()});
     let (upstream, service) = (Upstream::start().await, Service::start(config).await);
-    let with = |part: Value| {
-        plan(&upstream, &service, None).rewrite(move |tree| {
-            let clusters = tree["static_resources"]["clusters"].as_array_mut().expect("clusters");
-            let cluster = clusters.iter_mut().find(|cluster| cluster["name"] == "portcullis");
-            merge(cluster.expect("the service's cluster"), part.clone());
-        })
-    };
+    let with = |part: Value| with_part(plan(&upstream, &service, None), part);
     let right = documented(&gateway, &ours);
     let mut good = with(right.clone()).start().await;
     let answers = burst(good.address(), &limited("o", 3), 5).await;
@@ -249,4 +261,28 @@ async fn with_mtls_only_a_gateway_with_the_right_certificate_is_answered() {
         .await;
     assert_eq!(told["level"], "WARN");
     assert_eq!(upstream.hits(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_http2_one_connection_carries_all_calls() {
+    let mut config = development_service(json!({}));
+    config["limiter"]["op_timeout_ms"] = json!(1_500);
+    let (upstream, mut service) = (Upstream::start().await, Service::start(config).await);
+    let plan = with_part(plan(&upstream, &service, None).workers(1), part_under("HTTP/2"));
+    let mut gateway = plan.start().await;
+    let answers = burst(gateway.address(), &limited("o", 12), 20).await;
+    let passed = answers.iter().filter(|answer| answer.status == 200).count();
+    assert_eq!((passed, upstream.hits()), (12, 12));
+    for answer in answers.iter().filter(|answer| answer.status != 200) {
+        refused(answer, RATE_LIMITED);
+    }
+    let connections = |version: &'static str| {
+        let name = format!("cluster.portcullis.upstream_cx_{version}_total");
+        let gateway = &gateway;
+        async move { gateway.envoy_stat(&name).await }
+    };
+    assert_eq!((connections("http2").await, connections("http1").await), (1, 0));
+    // A connection that breaks under all of them at once is an outage, and no admission.
+    service.kill();
+    shut_out(&mut gateway, &upstream).await;
 }
