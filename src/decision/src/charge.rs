@@ -200,6 +200,7 @@ impl<'a> PlanBuilder<'a> {
             let mut key = key(scope, resource, &ids);
             if resource != Resource::Concurrency {
                 // Windows of different lengths are different counters: the one that began first would bind the other.
+                // Writing to a `String` does not fail.
                 let _ = write!(key, ":{window_s}");
             }
             self.entries.push(ChargeEntry {

@@ -1,4 +1,4 @@
-//! JSON: how it is read, and as it was written.
+//! JSON: one way to read it, and its tree as it was written.
 //!
 //! A [`Node`]'s objects keep every key, also one that stands twice:
 //! `serde_json::Value` would silently let the last of two equal keys win, and a configuration in which `when_unavailable`
@@ -17,9 +17,20 @@ use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
 /// # Errors
 /// The parser's message with line and column.
 pub fn read<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, serde_json::Error> {
-    let text = core::str::from_utf8(text)
-        .map_err(|error| serde_json::Error::custom(alloc::format!("no UTF-8 after {} bytes", error.valid_up_to())))?;
-    serde_json::from_str(text)
+    serde_json::from_str(core::str::from_utf8(text).map_err(|error| no_utf8(text, error.valid_up_to()))?)
+}
+
+/// Where a text stops being UTF-8, in the parser's words.
+fn no_utf8(text: &[u8], valid: usize) -> serde_json::Error {
+    let before = text.get(..valid).unwrap_or_default();
+    let line = before.iter().filter(|byte| **byte == b'\n').count().saturating_add(1);
+    let column = before
+        .iter()
+        .rev()
+        .take_while(|byte| **byte != b'\n')
+        .count()
+        .saturating_add(1);
+    serde_json::Error::custom(alloc::format!("no UTF-8 at line {line} column {column}"))
 }
 
 /// One JSON value.
@@ -182,5 +193,8 @@ mod tests {
     fn a_text_that_is_not_json_says_where() {
         let message = std::format!("{}", Node::parse(b"{\"a\": }").unwrap_err());
         assert!(message.contains("line 1 column 7"), "{message}");
+        let fault = Node::parse(b"{\n \"a\": \"caf\xe9\"}").unwrap_err();
+        assert_eq!(std::format!("{fault}"), "no UTF-8 at line 2 column 11");
+        assert_eq!((fault.line(), fault.column()), (2, 11));
     }
 }

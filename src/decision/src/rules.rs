@@ -161,6 +161,7 @@ pub enum LimitSource {
 }
 
 /// A gate with what a rule file says about it.
+// `deny_unknown_fields` is for the schema; what is read is a `FlatRule`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(tag = "gate", rename_all = "snake_case", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -222,13 +223,22 @@ pub enum GateRule {
 /// A gate as it stands in a question, all kinds in one: it is read in one pass, where serde would keep it as a tree until it
 /// knows the kind.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a gate with its keys")]
 struct FlatRule {
     gate: Gate,
+    #[serde(default, deserialize_with = "present")]
     when_unavailable: Option<Choice>,
+    #[serde(default, deserialize_with = "present")]
     limits: Option<LimitSource>,
+    #[serde(default, deserialize_with = "present")]
     per_minute: Option<u64>,
+    #[serde(default, deserialize_with = "present")]
     burst: Option<u64>,
+}
+
+/// What a key that is there says: `null` says nothing, and is a fault.
+fn present<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
 }
 
 impl<'de> Deserialize<'de> for GateRule {
@@ -436,6 +446,18 @@ mod tests {
                 "unknown variant `contracts`",
             ),
             (r#""when_unavailable": "admit""#, "missing field `gate`"),
+            (
+                r#""gate": "contract", "when_unavailable": "admit", "limits": null"#,
+                "expected value",
+            ),
+            (
+                r#""gate": "capacity", "when_unavailable": "admit", "burst": null"#,
+                "invalid type: null",
+            ),
+            (
+                r#""gate": "launch_rate", "per_minute": null, "burst": 1"#,
+                "invalid type: null",
+            ),
         ] {
             let fault = serde_json::from_str::<GateRule>(&alloc::format!("{{{rest}}}")).unwrap_err();
             assert!(alloc::string::ToString::to_string(&fault).contains(why), "{fault}");

@@ -1,7 +1,8 @@
 //! What filter and service say to each other: JSON bodies of `POST /v1/decide` and `POST /v1/settle`.
 //!
 //! Requests refuse unknown keys: a key that an older service does not know might be a restriction, and ignoring it would
-//! be a check that is silently not made. Answers tolerate them, but not an unknown verdict.
+//! be a check that is silently not made. Answers tolerate them, but not an unknown verdict. Both are UTF-8 as a whole
+//! (RFC 8259, section 8.1), also where they are not looked at.
 
 use alloc::borrow::Cow;
 use alloc::string::String;

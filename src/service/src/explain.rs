@@ -189,21 +189,13 @@ fn before(file: &Path, scene: &Scene, at_ms: u64) -> Result<Vec<(Request, u64)>,
         let at_ms = record.at_ms.unwrap_or(at_ms);
         let body = record.body();
         let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-        let (head, headers) = record
-            .headers
-            .iter()
-            .map(owned)
-            .partition::<Vec<_>, _>(|(name, _)| name.starts_with(':'));
-        let of_head = |name: &str| {
-            head.iter()
-                .find(|(known, _)| known == name)
-                .map(|(_, value)| value.clone())
-        };
+        let of_head = |name| record.headers.get(name).unwrap_or_default().to_owned();
         let request = Request {
-            method: of_head(":method").unwrap_or_default(),
-            path: of_head(":path").unwrap_or_default(),
+            method: of_head(":method"),
+            path: of_head(":path"),
             authority: None,
-            headers,
+            // Method and path come first.
+            headers: record.headers.iter().skip(2).map(owned).collect(),
             body,
         };
         before.push((request, at_ms));

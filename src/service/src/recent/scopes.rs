@@ -41,9 +41,9 @@ impl Row {
 #[derive(Debug, Default)]
 pub(super) struct Scopes {
     rows: HashMap<String, Row>,
-    /// No row has ended before.
+    /// No row ends before this; the first may end later.
     no_end_before_ms: u64,
-    /// No row's share is below.
+    /// No row's share is less; the smallest may be more.
     no_share_below: u64,
 }
 

@@ -59,7 +59,7 @@ impl Fields {
             name.make_ascii_lowercase();
         }
         let end = self.text.len();
-        // Into memory.
+        // Writing to a `String` does not fail.
         let _ = write!(self.text, "{value}");
         self.ends.push((end, self.text.len()));
     }
@@ -204,7 +204,7 @@ pub(super) fn read<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> 
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// An object of words, in the order of the line. Of two equal keys the last one counts.
+/// An object of words, in the order of its keys. Of two equal ones the last counts.
 struct Words<'a>(Vec<(Cow<'a, str>, Option<Word<'a>>)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Words<'a> {
@@ -225,11 +225,16 @@ impl<'de: 'a, 'a> Visitor<'de> for WordsVisitor<'a> {
     fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Words<'a>, A::Error> {
         let mut words: Vec<(Cow<'a, str>, Option<Word<'a>>)> = Vec::with_capacity(8);
         while let Some((Text(key), word)) = map.next_entry::<Text<'a>, Option<Word<'a>>>()? {
-            match words.iter_mut().find(|(known, _)| *known == key) {
-                Some((_, known)) => *known = word,
-                None => words.push((key, word)),
-            }
+            words.push((key, word));
         }
+        words.sort_by(|(one, _), (other, _)| one.cmp(other));
+        words.dedup_by(|(key, word), (before, kept)| {
+            let is_again = key == before;
+            if is_again {
+                *kept = word.take();
+            }
+            is_again
+        });
         Ok(Words(words))
     }
 }
@@ -337,8 +342,8 @@ mod tests {
         let expected = [
             (":method", "POST"),
             (":path", "/v1"),
-            ("x-saturn-owner-id", "o"),
             ("x-saturn-org-rate-limit-requests", "60"),
+            ("x-saturn-owner-id", "o"),
             ("x-request-id", "r"),
         ];
         assert_eq!(record.headers.iter().collect::<Vec<_>>(), expected);

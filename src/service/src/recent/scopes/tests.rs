@@ -37,7 +37,13 @@ fn the_bounds_keep_the_rows_that_going_through_all_of_them_would_keep() {
     figures.shuffle(&mut rng);
     let (mut scopes, mut rows, mut now_ms) = (Scopes::default(), Vec::new(), 0_u64);
     let (mut full, mut taken_in) = (0, 0);
-    for used in figures {
+    for (at, used) in figures.into_iter().enumerate() {
+        if at % 500 == 499 {
+            // Once after all have ended.
+            now_ms += if at > 6_000 && at < 6_500 { 60_000 } else { 0 };
+            scopes.nearest(1, now_ms);
+            rows.retain(|(_, _, ends_ms)| *ends_ms > now_ms);
+        }
         now_ms += rng.random_range(0..20);
         let owner = format!("{{owner:{}}}:requests:60", rng.random_range(0..2_000));
         let reset_ms = rng.random_range(1..60_000);
