@@ -1,7 +1,7 @@
 //! A decision service that is imagined: the pure evaluation over memory, on a clock that the caller turns.
 //!
-//! `explain` and `replay` answer the filter's callouts with it. It reads and writes the very JSON of the wire, so what it is
-//! asked and what it answers has passed the same code as in a gateway. Which stores do not answer is part of the picture.
+//! `explain` and `replay` answer the filter's callouts with it. What it is asked is the question that the filter has put into
+//! its callout, and its answer is the very JSON of the wire. Which stores do not answer is part of the picture.
 //! Left out on purpose: leases (every decision is exact), budgets (memory is in time), and the journal of runs that passed
 //! unrecorded (they are counted once metering is back, and here it never comes back).
 
@@ -153,23 +153,20 @@ impl ImaginedService {
         self.outages.contains(&what)
     }
 
-    /// Answers the body of `POST /v1/decide` at a time in milliseconds since 1970. `witness` gets what happened.
-    pub fn decide(&mut self, body: &[u8], now_ms: u64, witness: Option<&mut Vec<Decided>>) -> WireAnswer {
+    /// Answers the question of `POST /v1/decide` at a time in milliseconds since 1970. `witness` gets what happened.
+    pub fn decide(&mut self, request: &DecideRequest, now_ms: u64, witness: Option<&mut Vec<Decided>>) -> WireAnswer {
         if self.is_down(Outage::Decision) {
             return WireAnswer::nothing(503);
         }
-        let Ok(request) = json::read::<DecideRequest>(body) else {
-            return WireAnswer::nothing(400);
-        };
         if request.profile != self.profile {
             return WireAnswer::nothing(503);
         }
-        if request_fault(&request).is_some() {
+        if request_fault(request).is_some() {
             return WireAnswer::nothing(400);
         }
         let mut told = witness.as_ref().map(|_| Vec::new());
         let mut allowances = std::mem::take(&mut self.allowances);
-        let (verdict, bypassed) = self.evaluate(&request, now_ms, &mut allowances, told.as_mut());
+        let (verdict, bypassed) = self.evaluate(request, now_ms, &mut allowances, told.as_mut());
         self.allowances = allowances;
         let answer = DecideAnswer {
             op: request.op,
@@ -178,7 +175,7 @@ impl ImaginedService {
         let wire = WireAnswer::json(&answer);
         if let (Some(witness), Some(told)) = (witness, told) {
             witness.push(Decided {
-                request,
+                request: request.clone(),
                 verdict: answer.verdict,
                 bypassed,
                 told,

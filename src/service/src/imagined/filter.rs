@@ -5,11 +5,13 @@
 
 use portcullis_decision::config::FilterConfig;
 use portcullis_decision::gatehouse::{Callout, Effect, Gatehouse};
+use portcullis_decision::json;
 use portcullis_decision::lease::{Host, SharedMemory};
 use portcullis_decision::reply::Reply;
 use portcullis_decision::stream::{CalloutAnswer, Header, RequestHead, Stream};
+use portcullis_decision::wire::DecideRequest;
 
-use super::{Decided, ImaginedService};
+use super::{Decided, ImaginedService, WireAnswer};
 
 /// A host with ids in a row, the caller's clock, and no memory.
 #[derive(Debug, Default)]
@@ -99,8 +101,15 @@ impl ImaginedFilter {
         // A retry is one more call.
         while let Some(effect) = effects.get_mut(at) {
             if let Effect::Dispatch(callout) = effect {
-                let asked = std::mem::take(&mut callout.body);
-                let answer = self.service.decide(&asked, now_ms, witness.as_deref_mut());
+                let answer = match stream.asked() {
+                    Some(asked) => {
+                        // Reading it again would take longer than deciding it.
+                        debug_assert_eq!(json::read::<DecideRequest>(&callout.body).ok().as_ref(), Some(asked));
+                        self.service.decide(asked, now_ms, witness.as_deref_mut())
+                    }
+                    // Nothing else is asked while leases are put aside.
+                    None => WireAnswer::nothing(400),
+                };
                 effects.extend(stream.on_dispatched());
                 let answer = CalloutAnswer {
                     status: Some(answer.status),
