@@ -50,7 +50,7 @@ const DRILL_EXAMPLE: &str = r#"Examples:
   All of it in staging, as evidence for a change:
   $ portcullis drill --gateway http://gateway.staging:10000 --config filter.json --policy policy.json --service service.json \
       -H 'x-admission-org-id: drill' -H 'x-admission-model: gpt-4o' --refused-org drill-suspended \
-      --admin http://127.0.0.1:8182 --token-file admin.token \
+      --unserved-model drill-unserved --admin http://127.0.0.1:8182 --token-file admin.token \
       --upstream-header x-provider --report drill.md --json drill.json
 
 The gateway is addressed behind the edge that stamps envelopes, since the drill stamps its own; --key-id and --secret-file

@@ -4,7 +4,7 @@
 use portcullis_wasm_tests::{GatewayPlan, Service};
 use serde_json::{Value, json};
 
-use crate::drill_world::{BY_UPSTREAM, Drill, Outcome, Staging, TOKEN, filter, upstream};
+use crate::drill_world::{BY_UPSTREAM, Drill, Outcome, Staging, TOKEN, UNSERVED, filter, upstream};
 use crate::stores::Store;
 
 /// The drill is green, and these classes were shown by a probe each.
@@ -13,6 +13,7 @@ async fn is_green(rules: &str, refused_orgs: &[&str], shown: &[&str]) -> Outcome
     let staging = Staging::start(&filter).await;
     let mut drill = staging.drill(&filter);
     refused_orgs.iter().for_each(|org| drill.say("--refused-org", org));
+    drill.say("--unserved-model", UNSERVED);
     let outcome = drill.run().await;
     assert_eq!(
         (outcome.code, &outcome.report["green"]),
@@ -81,6 +82,7 @@ async fn the_drill_is_green_under_contract_limits() {
         "capacity_exhausted",
         "policy_unavailable",
         "metering_unavailable",
+        "provider_unconfigured",
     ] {
         assert!(left.contains(&class), "{class} of {left:?}");
     }
@@ -125,10 +127,17 @@ async fn the_drill_is_green_under_fail_closed() {
             "limiter_unavailable",
             "policy_unavailable",
             "decision_unavailable",
+            "provider_unconfigured",
             "denied",
         ],
     )
     .await;
+    let row = outcome.row(&format!("the model {UNSERVED}, which nobody serves"));
+    assert_eq!(
+        (&row["got"]["status"], &row["got"]["code"]),
+        (&json!(501), &json!("PROVIDER_NOT_CONFIGURED")),
+        "{row}"
+    );
     let row = outcome.row("policy does not answer");
     assert_eq!(
         (&row["got"]["status"], &row["got"]["class"], &row["got"]["code"]),

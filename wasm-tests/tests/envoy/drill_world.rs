@@ -13,6 +13,8 @@ use crate::postgres::Postgres;
 use crate::stores::Store;
 
 pub(crate) const TOKEN: &str = "drill-token-0123456789abcdef0123456789";
+/// A model of the tenant's that has no provider.
+pub(crate) const UNSERVED: &str = "drill-unserved";
 /// Set by the upstream alone.
 pub(crate) const BY_UPSTREAM: &str = "x-served-by";
 
@@ -25,7 +27,7 @@ pub(crate) fn policy() -> Value {
             "spent": {"monthly_runs": 0}
         },
         "orgs": {
-            "drill": {"status": "active", "plan": "team", "models": ["gpt-4o"]},
+            "drill": {"status": "active", "plan": "team", "models": ["gpt-4o", UNSERVED]},
             "drill-suspended": {"status": "suspended", "plan": "team", "models": ["gpt-4o"]},
             "drill-spent": {"status": "active", "plan": "spent", "models": ["gpt-4o"]}
         }

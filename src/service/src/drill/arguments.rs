@@ -46,6 +46,9 @@ pub struct DrillArguments {
     /// An org that the policy must refuse, such as a suspended one; may be given again
     #[arg(long = "refused-org", value_name = "ORG")]
     pub(super) refused_orgs: Vec<String>,
+    /// A model that the policy allows the test tenant, and that no provider serves: shows provider_unconfigured
+    #[arg(long, value_name = "MODEL")]
+    pub(super) unserved_model: Option<String>,
     /// The key that signs envelopes, where the configuration wants signed ones
     #[command(flatten)]
     pub(super) key: KeyArguments,

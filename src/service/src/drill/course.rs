@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use super::arguments::DrillArguments;
 use super::client::Place;
 use super::judge::{Got, differences, prediction_fault};
-use super::probes::{self, Plan, Planner, Probe, Shows, Times, class_of};
+use super::probes::{self, Plan, Planner, Probe, Refused, Shows, Times, class_of};
 use super::report::{Findings, NotDriven, Row, Told};
 use super::switch::{Standing, Switches};
 use crate::check;
@@ -180,7 +180,11 @@ impl<'a> Drill<'a> {
             Ok(&all[..])
         };
         let planner = Planner::new(&self.scene.config, &self.tenant, &self.id);
-        planner.plan(self.tiers.as_ref(), &self.arguments.refused_orgs, outages)
+        let refused = Refused {
+            orgs: &self.arguments.refused_orgs,
+            unserved_model: self.arguments.unserved_model.as_deref(),
+        };
+        planner.plan(self.tiers.as_ref(), refused, outages)
     }
 
     /// Whoever has no tenant that would be admitted can't tell a refusal by mistake from one by right.

@@ -115,6 +115,15 @@ pub(super) struct Plan {
     pub(super) not_driven: Vec<(&'static str, String)>,
 }
 
+/// What the policy has that must be refused, as far as somebody said so: nothing of it can be made up.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Refused<'a> {
+    /// Suspended, or of a plan that is used up.
+    pub(super) orgs: &'a [String],
+    /// Allowed, and served by nobody.
+    pub(super) unserved_model: Option<&'a str>,
+}
+
 /// Makes up requests from the test tenant's.
 pub(super) struct Planner<'a> {
     config: &'a FilterConfig,
@@ -172,6 +181,19 @@ impl<'a> Planner<'a> {
         request
     }
 
+    /// A request for this model.
+    fn asking_for(&mut self, model: &str) -> Request {
+        let mut request = self.fresh(&[]);
+        if self.config.model == ModelSource::Body {
+            request.body = serde_json::json!({"model": model, "messages": []})
+                .to_string()
+                .into_bytes();
+        } else {
+            self.set(&mut request, "model", model);
+        }
+        request
+    }
+
     /// The tenant's request with a limit that makes the limiter count, where one may be stamped.
     fn ample(&mut self) -> Request {
         if self.lists(Gate::Contract) {
@@ -189,13 +211,18 @@ impl<'a> Planner<'a> {
         self.plan.not_driven.push((class.name(), why.into()));
     }
 
-    /// Everything, in order. `tiers` are the operator's, `orgs` must be refused by policy, and `outages` can be brought about.
-    pub(super) fn plan(mut self, tiers: Option<&Tiers>, orgs: &[String], outages: Result<&[Outage], &str>) -> Plan {
+    /// Everything, in order. `tiers` are the operator's, and `outages` can be brought about.
+    pub(super) fn plan(
+        mut self,
+        tiers: Option<&Tiers>,
+        refused: Refused<'_>,
+        outages: Result<&[Outage], &str>,
+    ) -> Plan {
         let admitted = self.ample();
         self.add(Probe::new("an envelope with all it needs", Shows::Admission, admitted));
         self.envelopes();
         self.request_forms();
-        self.policies(orgs);
+        self.policies(refused);
         self.quotas();
         self.tiers(tiers);
         self.outages(outages);
@@ -236,7 +263,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn policies(&mut self, orgs: &[String]) {
+    fn policies(&mut self, refused: Refused<'_>) {
         let class = FailureClass::PolicyDenied;
         if self.lists(Gate::OrgStatus) {
             let mut request = self.fresh(&[]);
@@ -245,23 +272,27 @@ impl<'a> Planner<'a> {
             self.add(Probe::new("an org that nobody knows", Shows::Class(class), request));
         }
         if self.lists(Gate::ModelPolicy) {
-            let mut request = self.fresh(&[]);
-            let model = self.made_up();
-            if self.config.model == ModelSource::Body {
-                request.body = format!("{{\"model\": \"{model}\", \"messages\": []}}").into_bytes();
-            } else {
-                self.set(&mut request, "model", &model);
-            }
+            let unknown = self.made_up();
+            let request = self.asking_for(&unknown);
             self.add(Probe::new("a model that is not allowed", Shows::Class(class), request));
         }
         if !self.lists(Gate::OrgStatus) && !self.lists(Gate::ModelPolicy) {
             self.leave(class, "the rules list neither org_status nor model_policy");
         }
-        self.leave(
-            FailureClass::ProviderUnconfigured,
-            "it takes a model that the policy allows and nobody serves",
-        );
-        for org in orgs {
+        let class = FailureClass::ProviderUnconfigured;
+        match refused.unserved_model {
+            _ if !self.lists(Gate::ModelPolicy) => self.leave(class, "the rules do not list model_policy"),
+            Some(model) => {
+                let request = self.asking_for(model);
+                let name = format!("the model {model}, which nobody serves");
+                self.add(Probe::new(name, Shows::Class(class), request));
+            }
+            None => self.leave(
+                class,
+                "no --unserved-model was given: it takes one that the policy allows and nobody serves",
+            ),
+        }
+        for org in refused.orgs {
             let mut request = self.fresh(&[]);
             self.set(&mut request, "org-id", org);
             self.add(Probe::new(format!("the org {org}"), Shows::Denial, request));

@@ -6,6 +6,10 @@ use serde_json::{Value, json};
 use super::*;
 
 fn plan_of(config: &Value, capacity: &Value, outages: Result<&[Outage], &str>) -> Plan {
+    plan_with(config, capacity, Refused::default(), outages)
+}
+
+fn plan_with(config: &Value, capacity: &Value, refused: Refused<'_>, outages: Result<&[Outage], &str>) -> Plan {
     let config = FilterConfig::parse(config.to_string().as_bytes()).unwrap();
     let service = json!({"profile": "development", "listen": "127.0.0.1:1", "capacity": capacity});
     let service = ServiceConfig::parse(service.to_string().as_bytes(), &Environment::default()).unwrap();
@@ -16,7 +20,7 @@ fn plan_of(config: &Value, capacity: &Value, outages: Result<&[Outage], &str>) -
         headers: vec![header("x-admission-org-id", "drill"), header("accept", "*/*")],
         ..Request::default()
     };
-    Planner::new(&config, &tenant, "run").plan(Some(&service.capacity), &[], outages)
+    Planner::new(&config, &tenant, "run").plan(Some(&service.capacity), refused, outages)
 }
 
 fn config(rules: &str, changes: Value) -> Value {
@@ -136,4 +140,28 @@ fn without_a_switch_every_outage_is_left_with_the_reason() {
         assert_eq!(why(&plan, class_of(outage).name()), "no --admin was given");
     }
     assert!(plan.probes.iter().all(|probe| probe.down.is_none()));
+}
+
+#[test]
+fn a_model_that_nobody_serves_is_asked_for_where_the_filter_finds_it() {
+    let unserved = Refused {
+        unserved_model: Some("a\"b"),
+        ..Refused::default()
+    };
+    let name = "the model a\"b, which nobody serves";
+    let of = |rules: &str, changes: Value, refused| plan_with(&config(rules, changes), &json!({}), refused, Ok(&[]));
+    let plan = of("fail-closed", json!({"model": {"from": "header"}}), unserved);
+    let headers = &probe(&plan, name).unwrap().request.headers;
+    assert!(
+        headers.contains(&("x-admission-model".to_owned(), "a\"b".to_owned())),
+        "{headers:?}"
+    );
+    let plan = of("fail-closed", json!({"model": {"from": "body"}}), unserved);
+    let body: Value = serde_json::from_slice(&probe(&plan, name).unwrap().request.body).unwrap();
+    assert_eq!(body["model"], "a\"b");
+    let class = "provider_unconfigured";
+    let plan = of("fail-closed", json!({"model": {"from": "header"}}), Refused::default());
+    assert!(why(&plan, class).contains("--unserved-model"));
+    let plan = of("contract-limits", json!({}), unserved);
+    assert!(why(&plan, class).contains("model_policy") && probe(&plan, name).is_none());
 }
