@@ -240,15 +240,12 @@ impl Hall {
         let ended = watcher.watch(connection).await;
         // A connection that breaks is the client's affair; its decisions go on.
         if let Some(late) = course.late() {
-            match late {
-                // As it is meant.
-                Late::Idle => {}
-                // A gateway opens more connections than it comes to need.
-                Late::Silent => self.door.metrics.turned_away(late.name()),
-                Late::Head | Late::Reading => {
-                    let message = format!("a connection from {peer} was closed: {}", late.message());
-                    self.turned_away(late.name(), "connection_late", message);
-                }
+            if let Some(why) = late.message() {
+                let message = format!("a connection from {peer} was closed: {why}");
+                self.turned_away(late.name(), "connection_late", message);
+            } else if late == Late::Silent {
+                // A gateway opens more connections than it comes to need. One that has asked and idles is as it is meant.
+                self.door.metrics.turned_away(late.name());
             }
         } else if ended.is_err_and(|error| is_too_large(error.as_ref())) {
             let message = format!("a request from {peer} was refused: its head is longer than http.max_header_bytes");

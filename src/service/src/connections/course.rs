@@ -55,13 +55,12 @@ impl Late {
         }
     }
 
-    /// What happened, for a log line.
-    pub(super) const fn message(self) -> &'static str {
+    /// What happened, for a log line; nothing where a gateway does what gateways do.
+    pub(super) const fn message(self) -> Option<&'static str> {
         match self {
-            Self::Head => "a request's head took longer than http.header_timeout_ms",
-            Self::Idle => "no request came within http.idle_timeout_ms",
-            Self::Reading => "the client did not read its answer",
-            Self::Silent => "nothing came within http.header_timeout_ms of its beginning",
+            Self::Head => Some("a request's head took longer than http.header_timeout_ms"),
+            Self::Reading => Some("the client did not read its answer"),
+            Self::Idle | Self::Silent => None,
         }
     }
 }

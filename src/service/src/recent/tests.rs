@@ -86,13 +86,14 @@ async fn the_newest_bypasses_stay() {
     assert_eq!((bypasses.len(), &bypasses[0]["request_id"]), (BYPASSES, &json!("r-69")));
 }
 
-fn charged(recent: &Recent, owner: &str, used: u64, reset_ms: u64) {
+/// A limit of an owner's requests, which has a row of this key, and so much used of it.
+pub(super) fn standing(key: String, limit: u64, used: u64, reset_ms: u64) -> (ChargeEntry, EntryState) {
     let entry = ChargeEntry {
         gate: Gate::Contract,
         scope: Scope::Owner,
         resource: Resource::Requests,
-        key: format!("{}:60", key(Scope::Owner, Resource::Requests, &[owner])),
-        limit: 1_000,
+        key,
+        limit,
         cost: 1,
         window_s: 60,
     };
@@ -101,6 +102,12 @@ fn charged(recent: &Recent, owner: &str, used: u64, reset_ms: u64) {
         reset_ms,
         exhausted: false,
     };
+    (entry, state)
+}
+
+fn charged(recent: &Recent, owner: &str, used: u64, reset_ms: u64) {
+    let key = format!("{}:60", key(Scope::Owner, Resource::Requests, &[owner]));
+    let (entry, state) = standing(key, 1_000, used, reset_ms);
     let plan = ChargePlan {
         op: OperationId::from_random([7; 16]),
         entries: vec![entry],

@@ -12,9 +12,9 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::fmt::Write as _;
-use std::marker::PhantomData;
 
 use jiff::Timestamp;
+use portcullis_decision::json;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::Number;
@@ -99,37 +99,37 @@ pub(super) enum Word<'a> {
 // Written out, since serde's own `untagged` makes and drops an error for each figure: a fifth of what a line costs.
 impl<'de: 'a, 'a> Deserialize<'de> for Word<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(WordVisitor(PhantomData))
+        deserializer.deserialize_any(WordVisitor)
     }
 }
 
-struct WordVisitor<'a>(PhantomData<Word<'a>>);
+struct WordVisitor;
 
-impl<'de: 'a, 'a> Visitor<'de> for WordVisitor<'a> {
-    type Value = Word<'a>;
+impl<'de> Visitor<'de> for WordVisitor {
+    type Value = Word<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text or a number")
     }
 
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Word<'a>, E> {
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Word<'de>, E> {
         Ok(Word::Number(number.into()))
     }
 
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Word<'a>, E> {
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Word<'de>, E> {
         Ok(Word::Number(number.into()))
     }
 
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Word<'a>, E> {
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Word<'de>, E> {
         let number = Number::from_f64(number).ok_or_else(|| E::custom("a number without end"))?;
         Ok(Word::Number(number))
     }
 
-    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Word<'a>, E> {
+    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Word<'de>, E> {
         Ok(Word::Text(Cow::Borrowed(text)))
     }
 
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Word<'a>, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Word<'de>, E> {
         Ok(Word::Text(Cow::Owned(text.to_owned())))
     }
 }
@@ -192,12 +192,9 @@ pub fn time_ms(text: &str) -> Result<u64, String> {
 /// # Errors
 /// What is wrong with it.
 pub(super) fn read<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> {
-    let read = match std::str::from_utf8(line) {
-        // The quick way, and nearly every line: the parser does not look at each string again.
-        Ok(line) => serde_json::from_str(line),
-        Err(_) => serde_json::from_slice(line),
-    };
-    read.map_err(|error| error.to_string())
+    json::read(line)
+        .or_else(|_| serde_json::from_slice(line))
+        .map_err(|error| error.to_string())
 }
 
 /// A text, where it stands if it can be. `Cow` alone would be a copy.
@@ -209,22 +206,22 @@ struct Words<'a>(Vec<(Cow<'a, str>, Option<Word<'a>>)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Words<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(WordsVisitor(PhantomData))
+        deserializer.deserialize_map(WordsVisitor)
     }
 }
 
-struct WordsVisitor<'a>(PhantomData<Words<'a>>);
+struct WordsVisitor;
 
-impl<'de: 'a, 'a> Visitor<'de> for WordsVisitor<'a> {
-    type Value = Words<'a>;
+impl<'de> Visitor<'de> for WordsVisitor {
+    type Value = Words<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Words<'a>, A::Error> {
-        let mut words: Vec<(Cow<'a, str>, Option<Word<'a>>)> = Vec::with_capacity(8);
-        while let Some((Text(key), word)) = map.next_entry::<Text<'a>, Option<Word<'a>>>()? {
+    fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<Words<'de>, A::Error> {
+        let mut words = Vec::with_capacity(8);
+        while let Some((Text(key), word)) = map.next_entry::<Text<'de>, Option<Word<'de>>>()? {
             words.push((key, word));
         }
         words.sort_by(|(one, _), (other, _)| one.cmp(other));

@@ -1,12 +1,11 @@
 //! The table with its bounds against one that goes through its rows each time.
 
-use portcullis_decision::limits::{Resource, Scope};
-use portcullis_decision::rules::Gate;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 
 use super::*;
+use crate::recent::tests::standing;
 
 /// Key, used of a million, and end.
 type Plain = (String, u64, u64);
@@ -47,20 +46,7 @@ fn the_bounds_keep_the_rows_that_going_through_all_of_them_would_keep() {
         now_ms += rng.random_range(0..20);
         let owner = format!("{{owner:{}}}:requests:60", rng.random_range(0..2_000));
         let reset_ms = rng.random_range(1..60_000);
-        let entry = ChargeEntry {
-            gate: Gate::Contract,
-            scope: Scope::Owner,
-            resource: Resource::Requests,
-            key: owner.clone(),
-            limit: 1_000_000,
-            cost: 1,
-            window_s: 60,
-        };
-        let state = EntryState {
-            used,
-            reset_ms,
-            exhausted: false,
-        };
+        let (entry, state) = standing(owner.clone(), 1_000_000, used, reset_ms);
         let is_new = !scopes.rows.contains_key(&owner);
         full += u32::from(is_new && scopes.rows.len() == KEPT);
         scopes.note(&entry, &state, now_ms);
