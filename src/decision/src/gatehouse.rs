@@ -18,7 +18,7 @@ use crate::json;
 use crate::log_line::{Level, LogLimiter, LogLine};
 use crate::metric::Counter;
 use crate::operation::OperationId;
-use crate::outbox::{Note, Outbox};
+use crate::outbox::{Dropped, Note, Outbox};
 use crate::reply::Reply;
 use crate::rules::{Choice, Gate};
 use crate::stream::HeaderLine;
@@ -87,6 +87,8 @@ pub enum Effect {
 struct HeldSlot {
     renew_at_ms: u64,
     ttl_ms: u64,
+    /// It waits to be told: a second renewal would tell nothing, and take the room of a bill.
+    renewal_waits: bool,
 }
 
 /// The shared state of one configuration in one VM.
@@ -229,7 +231,12 @@ impl Gatehouse {
     /// A stream holds a slot that lapses after `ttl_ms` without renewal.
     pub(crate) fn hold_slot(&mut self, op: OperationId, ttl_ms: u64, now_ms: u64) {
         let renew_at_ms = now_ms.saturating_add(ttl_ms.checked_div(3).unwrap_or(ttl_ms));
-        self.slots.insert(op, HeldSlot { renew_at_ms, ttl_ms });
+        let slot = HeldSlot {
+            renew_at_ms,
+            ttl_ms,
+            renewal_waits: false,
+        };
+        self.slots.insert(op, slot);
     }
 
     /// A stream that held something, or that has to be billed, has ended.
@@ -258,23 +265,65 @@ impl Gatehouse {
                 effects.push(Effect::BreakerOpen(true));
             }
         }
-        for (op, slot) in self.slots.iter_mut().filter(|(_, slot)| now_ms >= slot.renew_at_ms) {
+        let is_due = |slot: &HeldSlot| !slot.renewal_waits && now_ms >= slot.renew_at_ms;
+        for (op, slot) in self.slots.iter_mut().filter(|(_, slot)| is_due(slot)) {
             slot.renew_at_ms = now_ms.saturating_add(slot.ttl_ms.checked_div(3).unwrap_or(slot.ttl_ms));
-            self.outbox.add(Note::Renew(*op), now_ms);
+            slot.renewal_waits = self.outbox.add(Note::Renew(*op), now_ms);
         }
         effects.extend(self.lease_counts());
+        self.tell_of_what_was_dropped(now_ms, &mut effects);
+        effects
+    }
+
+    fn tell_of_what_was_dropped(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
         let dropped = self.outbox.take_dropped();
-        if dropped > 0 {
-            effects.push(Effect::Count(Counter::OutboxDropped, dropped));
+        if dropped == Dropped::default() {
+            return;
         }
-        let unmetered = self.outbox.take_unmetered_dropped();
-        if unmetered > 0 {
-            effects.push(Effect::Count(Counter::UnmeteredDropped, unmetered));
-            let message = "an unmetered admission found no room in the outbox: it can't be billed";
-            let mut line = LogLine::new(Level::Error, "unmetered_dropped", message);
+        let kinds = [
+            (
+                Some(Counter::OutboxDropped),
+                Level::Warn,
+                "outbox_dropped",
+                dropped.notes,
+                "what streams have left behind could not be told to the decision service: what they held lapses by itself",
+            ),
+            (
+                None,
+                Level::Error,
+                "bill_dropped",
+                dropped.bills,
+                "what calls have cost could not be told to the decision service: it is added to no month",
+            ),
+            (
+                Some(Counter::UnmeteredDropped),
+                Level::Error,
+                "unmetered_dropped",
+                dropped.unmetered,
+                "unmetered admissions could not be told to the decision service: they can't be billed",
+            ),
+        ];
+        for (counter, level, event, count, message) in kinds.into_iter().filter(|(_, _, _, count, _)| *count > 0) {
+            effects.extend(counter.map(|counter| Effect::Count(counter, count)));
+            let mut line = LogLine::new(level, event, message);
             line.rules = Some(self.config.rules.name.clone());
-            line.count = unmetered;
-            self.log(line, now_ms, &mut effects);
+            line.count = count;
+            self.log(line, now_ms, effects);
+        }
+    }
+
+    /// Its configuration goes, and nobody tells anything any more: what could not be told is, as well as what the gauges
+    /// would go on showing. Whoever else has a reason to show it does so again, within a second.
+    pub fn farewell(&mut self, now_ms: u64) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        self.outbox.give_up();
+        self.tell_of_what_was_dropped(now_ms, &mut effects);
+        effects.extend(self.last_words());
+        if self.config.mode == Mode::Shadow || self.unenforced_until_ms.is_some() {
+            effects.push(Effect::Enforcing(true));
+        }
+        if self.breaker.is_open() {
+            effects.push(Effect::BreakerOpen(false));
         }
         effects
     }
@@ -299,12 +348,21 @@ impl Gatehouse {
     /// The answer to a batch: its status, if there was an answer at all, and its body.
     pub fn settled(&mut self, status: Option<u16>, body: &[u8], now_ms: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
+        let answer = json::read::<SettleAnswer>(body).unwrap_or_default();
         if status != Some(200) {
-            self.outbox.failed(now_ms);
+            if answer.put_down {
+                self.outbox.put_down(now_ms);
+            } else {
+                self.outbox.failed(now_ms);
+            }
             return effects;
         }
-        self.outbox.delivered();
-        let lost = json::read::<SettleAnswer>(body).unwrap_or_default().lost;
+        for op in self.outbox.delivered() {
+            if let Some(slot) = self.slots.get_mut(&op) {
+                slot.renewal_waits = false;
+            }
+        }
+        let lost = answer.lost;
         let mut count = 0_u64;
         for op in &lost {
             // Only a stream that still runs has lost anything.

@@ -1,7 +1,10 @@
 //! The outbox of a VM: what streams leave behind (cancels, settlements, renewals, unmetered admissions), sent in batches to
 //! `/v1/settle`.
 //!
-//! A batch that was not answered goes back to the front and is sent again: every entry is idempotent by its operation id.
+//! A batch that was not answered is sent again, before the rest: every entry is idempotent by its operation id. Where the
+//! service has put down what is money of a batch and only its limiter has failed, the rest of it waits behind what was not
+//! sent yet: an outage of the limiter must not keep back the bills of all later calls.
+//!
 //! Notes are bounded in number and age; what does not fit is counted, and lapses in the store by its time to live.
 //! Unmetered admissions are bounded in number alone, in a queue of their own: they are money, and nothing lapses.
 
@@ -47,15 +50,30 @@ pub struct Outbox {
     window_ms: u64,
     /// The rules list `metering`: what a cancel gives back there never lapses by itself.
     records_runs: bool,
+    /// Sent before, and not answered: the service may know them.
+    again: VecDeque<(Note, u64)>,
+    /// Not sent yet.
     waiting: VecDeque<(Note, u64)>,
-    /// How many at the front of those that wait were sent before: the service may know them.
-    sent_before: usize,
     under_way: Vec<(Note, u64)>,
+    /// What was not sent yet goes before what was.
+    fresh_first: bool,
     unmetered: VecDeque<(Unmetered, u64)>,
     unmetered_under_way: Vec<(Unmetered, u64)>,
     not_before_ms: u64,
     dropped: u64,
+    bills_dropped: u64,
     unmetered_dropped: u64,
+}
+
+/// How much was dropped since the last look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Notes.
+    pub notes: u64,
+    /// Those among them with what a call has cost.
+    pub bills: u64,
+    /// Unmetered admissions.
+    pub unmetered: u64,
 }
 
 impl Outbox {
@@ -74,35 +92,45 @@ impl Outbox {
             Note::Cancel(_) => self.records_runs,
             // Money does not lapse.
             Note::Ended(settlement) => settlement.bill.is_some(),
-            Note::Renew(_) | Note::Return(_) => false,
+            // There is one for each slot: its stream goes on, and whether it has lost the slot is for the service to say.
+            Note::Renew(_) => true,
+            Note::Return(_) => false,
         };
         !keeps && age_ms > MAX_AGE_MS.saturating_add(self.window_ms)
     }
 
-    /// Adds a note at `now_ms`.
-    pub fn add(&mut self, note: Note, now_ms: u64) {
+    /// Adds a note at `now_ms`, and says whether there was room for it.
+    pub fn add(&mut self, note: Note, now_ms: u64) -> bool {
         if let Note::Return(part) = &note
             && let Some(earlier) = self.fresh_return(part.lease)
         {
             // Not sent yet, so they can go back as one.
             earlier.requests = earlier.requests.saturating_add(part.requests);
             earlier.tokens = earlier.tokens.saturating_add(part.tokens);
-            return;
+            return true;
         }
-        if self.waiting.len() >= CAPACITY {
-            self.dropped = self.dropped.saturating_add(1);
-        } else {
+        let has_room = self.again.len().saturating_add(self.waiting.len()) < CAPACITY;
+        if has_room {
             self.waiting.push_back((note, now_ms));
+        } else {
+            self.drop_note(&note);
+        }
+        has_room
+    }
+
+    fn drop_note(&mut self, note: &Note) {
+        self.dropped = self.dropped.saturating_add(1);
+        if matches!(note, Note::Ended(settlement) if settlement.bill.is_some()) {
+            self.bills_dropped = self.bills_dropped.saturating_add(1);
         }
     }
 
     /// A return of this block that was not sent yet, among the last few notes.
     fn fresh_return(&mut self, lease: OperationId) -> Option<&mut Return> {
-        let fresh = self.waiting.len().saturating_sub(self.sent_before).min(LOOK_BACK);
         self.waiting
             .iter_mut()
             .rev()
-            .take(fresh)
+            .take(LOOK_BACK)
             .find_map(|(note, _)| match note {
                 Note::Return(part) if part.lease == lease => Some(part),
                 _ => None,
@@ -130,18 +158,18 @@ impl Outbox {
         if is_under_way || self.is_empty() || now_ms < self.not_before_ms {
             return None;
         }
-        while self
-            .waiting
-            .front()
-            .is_some_and(|(note, since)| self.is_stale(note, now_ms.saturating_sub(*since)))
-        {
-            self.waiting.pop_front();
-            self.sent_before = self.sent_before.saturating_sub(1);
-            self.dropped = self.dropped.saturating_add(1);
+        let first_again = !self.fresh_first || self.waiting.is_empty();
+        for is_again in [first_again, !first_again] {
+            while self.under_way.len() < BATCH {
+                let queue = if is_again { &mut self.again } else { &mut self.waiting };
+                let Some((note, since)) = queue.pop_front() else { break };
+                if self.is_stale(&note, now_ms.saturating_sub(since)) {
+                    self.drop_note(&note);
+                } else {
+                    self.under_way.push((note, since));
+                }
+            }
         }
-        let take = self.waiting.len().min(BATCH);
-        self.under_way = self.waiting.drain(..take).collect();
-        self.sent_before = self.sent_before.saturating_sub(take);
         let take = self.unmetered.len().min(UNMETERED_BATCH);
         self.unmetered_under_way = self.unmetered.drain(..take).collect();
         if self.under_way.is_empty() && self.unmetered_under_way.is_empty() {
@@ -174,22 +202,52 @@ impl Outbox {
         Some(request)
     }
 
-    /// The batch under way was answered with 200.
-    pub fn delivered(&mut self) {
-        self.under_way.clear();
+    /// The batch under way was answered with 200; the renewals that were in it.
+    pub fn delivered(&mut self) -> Vec<OperationId> {
         self.unmetered_under_way.clear();
+        self.fresh_first = false;
+        let renewal = |(note, _)| match note {
+            Note::Renew(op) => Some(op),
+            _ => None,
+        };
+        self.under_way.drain(..).filter_map(renewal).collect()
     }
 
-    /// The batch under way was not answered: it goes back to the front, and waits a little.
+    /// The batch under way was not answered: it is sent again, before what was not sent yet, after a little while.
     pub fn failed(&mut self, now_ms: u64) {
         self.not_before_ms = now_ms.saturating_add(RETRY_MS);
-        self.sent_before = self.sent_before.saturating_add(self.under_way.len());
-        for entry in self.under_way.drain(..).rev() {
-            self.waiting.push_front(entry);
-        }
+        self.again.extend(self.under_way.drain(..));
         for entry in self.unmetered_under_way.drain(..).rev() {
             self.unmetered.push_front(entry);
         }
+        self.fresh_first = false;
+    }
+
+    /// The service has put down the bills and the unmetered admissions of the batch under way, and the rest has failed: that
+    /// is told again, without them, when what was not sent yet has had its turn.
+    pub fn put_down(&mut self, now_ms: u64) {
+        for (note, _) in &mut self.under_way {
+            if let Note::Ended(settlement) = note {
+                settlement.bill = None;
+            }
+        }
+        self.unmetered_under_way.clear();
+        self.failed(now_ms);
+        self.fresh_first = true;
+        if self.waiting.len() >= BATCH || self.unmetered.len() >= UNMETERED_BATCH {
+            self.not_before_ms = now_ms;
+        }
+    }
+
+    /// Nothing is sent any more: drops all that waits or is under way.
+    pub fn give_up(&mut self) {
+        self.failed(0);
+        while let Some((note, _)) = self.again.pop_front().or_else(|| self.waiting.pop_front()) {
+            self.drop_note(&note);
+        }
+        let admissions = u64::try_from(self.unmetered.len()).unwrap_or(u64::MAX);
+        self.unmetered_dropped = self.unmetered_dropped.saturating_add(admissions);
+        self.unmetered.clear();
     }
 
     /// Sends the next batch without the pause after one that failed.
@@ -199,26 +257,27 @@ impl Outbox {
 
     /// Whether nothing waits and nothing is under way.
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.again.is_empty()
+            && self.waiting.is_empty()
             && self.under_way.is_empty()
             && self.unmetered.is_empty()
             && self.unmetered_under_way.is_empty()
     }
 
-    /// How many notes were dropped since the last call.
-    pub fn take_dropped(&mut self) -> u64 {
-        core::mem::take(&mut self.dropped)
-    }
-
-    /// How many unmetered admissions were dropped since the last call.
-    pub fn take_unmetered_dropped(&mut self) -> u64 {
-        core::mem::take(&mut self.unmetered_dropped)
+    /// How much was dropped since the last call.
+    pub fn take_dropped(&mut self) -> Dropped {
+        Dropped {
+            notes: core::mem::take(&mut self.dropped),
+            bills: core::mem::take(&mut self.bills_dropped),
+            unmetered: core::mem::take(&mut self.unmetered_dropped),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Bill;
     #[cfg(target_arch = "wasm32")]
     use wasm_bindgen_test::wasm_bindgen_test as test;
 
@@ -293,9 +352,9 @@ mod tests {
         for _ in 0..CAPACITY + 5 {
             outbox.add(Note::Cancel(op(1)), 0);
         }
-        assert_eq!(outbox.take_dropped(), 5);
+        assert_eq!(outbox.take_dropped().notes, 5);
         assert_eq!(outbox.next_batch(Profile::Production, MAX_AGE_MS + 1), None);
-        assert_eq!(outbox.take_dropped(), CAPACITY as u64);
+        assert_eq!(outbox.take_dropped().notes, CAPACITY as u64);
         assert!(outbox.is_empty());
     }
 
@@ -337,11 +396,12 @@ mod tests {
             outbox.add_unmetered(admission(2), 0);
         }
         outbox.lose_unmetered();
-        assert_eq!((outbox.take_dropped(), outbox.take_unmetered_dropped()), (1, 4));
+        let dropped = outbox.take_dropped();
+        assert_eq!((dropped.notes, dropped.unmetered), (1, 4));
         let batch = outbox.next_batch(Profile::Production, 0).unwrap();
         assert_eq!((batch.cancels.len(), batch.unmetered.len()), (BATCH, UNMETERED_BATCH));
         outbox.add_unmetered(admission(3), 0);
-        assert_eq!(outbox.take_unmetered_dropped(), 1, "what is under way still takes room");
+        assert_eq!(outbox.take_dropped().unmetered, 1, "what is under way still takes room");
     }
 
     #[test]
@@ -354,5 +414,105 @@ mod tests {
         let mut outbox = Outbox::of(3_600_000, false);
         outbox.add(Note::Cancel(op(1)), 0);
         assert!(outbox.next_batch(Profile::Production, MAX_AGE_MS + 3_600_000).is_some());
+    }
+
+    fn billed(n: u16) -> Note {
+        let mut id = [0; 16];
+        id[..2].copy_from_slice(&n.to_be_bytes());
+        Note::Ended(Settlement {
+            op: OperationId::from_random(id),
+            tokens: Some(1),
+            bill: Some(Bill {
+                org: "g".into(),
+                model: "m".into(),
+                input: 1,
+                cached_input: 0,
+                output: 1,
+                is_hold: false,
+            }),
+        })
+    }
+
+    #[test]
+    fn while_only_the_limiter_fails_every_bill_is_told_once_and_what_is_left_of_it_until_it_is_taken() {
+        let mut outbox = Outbox::default();
+        let all = 3 * BATCH as u16 + 9;
+        for n in 0..all {
+            outbox.add(billed(n), 0);
+        }
+        outbox.add_unmetered(admission(1), 0);
+        let (mut bills, mut now_ms, mut batches) = (0, 0, 0);
+        while bills < usize::from(all) {
+            let batch = outbox.next_batch(Profile::Production, now_ms).expect("a batch");
+            assert_eq!(
+                batch.unmetered.len(),
+                usize::from(batches == 0),
+                "it is put down with the first one"
+            );
+            bills += batch.settles.iter().filter(|settle| settle.bill.is_some()).count();
+            outbox.put_down(now_ms);
+            batches += 1;
+            now_ms += if batches < 3 { 0 } else { RETRY_MS };
+        }
+        assert_eq!(
+            (bills, batches),
+            (usize::from(all), 4),
+            "each once, and as quickly as they can be told"
+        );
+        let mut told = Vec::new();
+        while let Some(batch) = outbox.next_batch(Profile::Production, now_ms) {
+            assert!(
+                batch
+                    .settles
+                    .iter()
+                    .all(|settle| settle.bill.is_none() && settle.tokens == Some(1))
+            );
+            told.extend(batch.settles.iter().map(|settle| settle.op));
+            outbox.delivered();
+        }
+        assert_eq!(
+            told.len(),
+            usize::from(all),
+            "the holds are replaced when the limiter is back"
+        );
+        assert!(outbox.is_empty() && outbox.take_dropped() == Dropped::default());
+    }
+
+    #[test]
+    fn what_was_not_sent_yet_goes_first_only_while_the_service_answers() {
+        let mut outbox = Outbox::default();
+        outbox.add(billed(1), 0);
+        outbox.next_batch(Profile::Production, 0).unwrap();
+        outbox.put_down(0);
+        outbox.add(billed(2), 1);
+        let has_bill = |batch: &SettleRequest| -> Vec<bool> {
+            let settles = batch.settles.iter();
+            settles.map(|settle| settle.bill.is_some()).collect()
+        };
+        let second = outbox.next_batch(Profile::Production, RETRY_MS).unwrap();
+        assert_eq!(has_bill(&second), [true, false]);
+        outbox.failed(RETRY_MS);
+        outbox.add(billed(3), RETRY_MS);
+        let third = outbox.next_batch(Profile::Production, 2 * RETRY_MS).unwrap();
+        assert_eq!(has_bill(&third), [true, false, true], "in the order of before");
+        outbox.delivered();
+        assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn what_is_given_up_is_counted_by_kind() {
+        let mut outbox = Outbox::default();
+        outbox.add(billed(1), 0);
+        outbox.add(Note::Renew(op(2)), 0);
+        outbox.add_unmetered(admission(3), 0);
+        outbox.next_batch(Profile::Production, 0).unwrap();
+        outbox.add(billed(2), 0);
+        outbox.give_up();
+        let all = Dropped {
+            notes: 3,
+            bills: 2,
+            unmetered: 1,
+        };
+        assert_eq!((outbox.take_dropped(), outbox.is_empty()), (all, true));
     }
 }

@@ -327,6 +327,10 @@ pub struct SettleAnswer {
     /// Renewals whose slot had lapsed: the stream goes on, and is counted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<OperationId>,
+    /// In an answer other than 200: the bills and the unmetered admissions of the batch were put down all the same, and only
+    /// the rest is to be told again.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub put_down: bool,
 }
 
 #[cfg(test)]

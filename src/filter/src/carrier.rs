@@ -85,6 +85,12 @@ impl Live {
         }
     }
 
+    /// The last that is carried out for it.
+    pub(crate) fn farewell(&self, now_ms: u64) {
+        let effects = self.gatehouse.try_borrow_mut().map(|mut house| house.farewell(now_ms));
+        self.carry_out_all(effects.unwrap_or_default());
+    }
+
     /// Calls the decision service.
     pub(crate) fn call(&self, callout: &Callout) -> Result<u32, host::Refused> {
         let trace = callout.trace.as_ref();

@@ -370,7 +370,7 @@ pub(crate) fn on_tick(context: u32) {
         look_at_deadlines(context, &live, now_ms);
     }
     root.tell(context);
-    root.retire();
+    root.retire(now_ms);
 }
 
 fn look_at_deadlines(root: u32, live: &Live, now_ms: u64) {
@@ -473,9 +473,16 @@ pub(crate) fn on_done(context: u32) -> bool {
     root.tell(context);
     let is_telling = root.telling.try_borrow().is_ok_and(|telling| telling.is_some());
     if !is_telling {
-        root.is_draining.set(false);
+        leave(&root);
     }
     !is_telling
+}
+
+/// Nothing is told any more.
+fn leave(root: &Root) {
+    root.is_draining.set(false);
+    let now_ms = now_ms();
+    root.all().iter().for_each(|live| live.farewell(now_ms));
 }
 
 /// Goes on telling until everything is told or the service does not answer; then the context may go.
@@ -484,7 +491,7 @@ fn drain(id: u32, root: &Root) {
         root.tell(id);
     }
     if root.telling.try_borrow().is_ok_and(|telling| telling.is_none()) {
-        root.is_draining.set(false);
+        leave(root);
         let _ = host::done();
     }
 }

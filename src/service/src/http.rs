@@ -239,12 +239,14 @@ async fn settle(State(app): State<Arc<App>>, _: LetIn, body: Whole) -> Result<Re
     app.is_let_be()?;
     let request: SettleRequest = app.read("a settle batch", body)?;
     app.same_profile(request.profile, "a settle batch")?;
-    let answer = app
-        .decider
-        .settle(request)
-        .await
-        .map_err(|fault| Refusal(StatusCode::SERVICE_UNAVAILABLE, format!("the limiter failed: {fault}")))?;
-    json_answer(&answer)
+    match app.decider.settle(request).await {
+        Ok(answer) => json_answer(&answer),
+        Err(fault) => {
+            let error = format!("the limiter failed: {fault}");
+            let body = json!({"error": error, "put_down": true});
+            Ok(answered(StatusCode::SERVICE_UNAVAILABLE, body.to_string()))
+        }
+    }
 }
 
 /// Any method on any path below [`CHECK_PATH`], which the asked-about request's own path follows: nothing that a router

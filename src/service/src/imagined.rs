@@ -302,7 +302,7 @@ impl ImaginedService {
         let ttl_ms = self.operator.slot_ttl_ms;
         let mut lost = batch.renewals;
         lost.retain(|op| !self.ledger.renew(now_ms, *op, ttl_ms));
-        WireAnswer::json(&SettleAnswer { lost })
+        WireAnswer::json(&SettleAnswer { lost, put_down: false })
     }
 
     fn forget(&mut self, op: OperationId) {

@@ -1,9 +1,11 @@
 //! What streams leave behind: cancels, releases, settlements, returns, renewals and unmetered admissions, in batches.
 //!
-//! A batch that the limiter did not take is refused as a whole, and the filter sends it again: every entry is idempotent.
-//! The metering store can't hold a batch up: what it did not take is told to it later.
+//! A batch of which the limiter did not take everything is refused, and the filter sends it again: every entry is idempotent.
+//! What is money of it is put down before, and the refusal says so: it need not come again. The metering store can't hold a
+//! batch up: what it did not take is told to it later.
 
 use std::collections::HashSet;
+use std::future::Future;
 
 use portcullis_decision::ledger::Settled;
 use portcullis_decision::operation::OperationId;
@@ -40,29 +42,27 @@ impl Decider {
             // Without a limiter no slot was ever taken here, so a stream that renews one has lost it elsewhere.
             None => request.renewals,
             Some(limiter) => {
-                if !request.cancels.is_empty() {
-                    limiter.cancel(&request.cancels).await?;
-                }
-                if !settled.is_empty() {
-                    limiter.settle(&settled).await?;
-                    let replaced = settled.iter().filter(|settled| settled.tokens.is_some()).count();
-                    self.metrics.settled.inc_by(u64::try_from(replaced).unwrap_or(u64::MAX));
-                }
-                if !request.returns.is_empty() {
-                    limiter.give_back_parts(&request.returns).await?;
-                }
-                if request.renewals.is_empty() {
-                    Vec::new()
-                } else {
-                    limiter.renew(&request.renewals).await?
-                }
+                // Each is tried whatever became of the others: slots must not lapse for a cancel that has failed.
+                let call = (!request.cancels.is_empty()).then(|| limiter.cancel(&request.cancels));
+                let cancelled = done(call).await;
+                let call = (!settled.is_empty()).then(|| limiter.settle(&settled));
+                let replaced = done(call).await;
+                let call = (!request.returns.is_empty()).then(|| limiter.give_back_parts(&request.returns));
+                let returned = done(call).await;
+                let call = (!request.renewals.is_empty()).then(|| limiter.renew(&request.renewals));
+                let renewed = done(call).await;
+                cancelled.and(replaced).and(returned)?;
+                renewed?
             }
         };
+        // Counted when nothing of the batch comes again.
+        let replaced = settled.iter().filter(|settled| settled.tokens.is_some()).count();
+        self.metrics.settled.inc_by(u64::try_from(replaced).unwrap_or(u64::MAX));
         self.note_returns(&request.returns);
         self.metrics
             .slot_lost
             .inc_by(u64::try_from(lost.len()).unwrap_or(u64::MAX));
-        Ok(SettleAnswer { lost })
+        Ok(SettleAnswer { lost, put_down: false })
     }
 
     /// Counts what came back of leases, charged ones or not.
@@ -88,6 +88,14 @@ impl Decider {
         {
             ops.iter().for_each(|op| self.give_back.voids.later(*op));
         }
+    }
+}
+
+/// What became of a call; of none, nothing.
+async fn done<T: Default>(call: Option<impl Future<Output = Result<T, StoreFault>>>) -> Result<T, StoreFault> {
+    match call {
+        Some(call) => call.await,
+        None => Ok(T::default()),
     }
 }
 

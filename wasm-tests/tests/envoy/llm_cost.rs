@@ -21,8 +21,8 @@ struct World {
     postgres: Postgres,
     gateway: Gateway,
     provider: Provider,
-    _service: Service,
-    _redis: Store,
+    service: Service,
+    redis: Store,
 }
 
 fn policy() -> Value {
@@ -49,6 +49,7 @@ impl World {
         let plan = GatewayPlan::new("fail-closed-metered", provider.address).decision(service.address);
         let plan = plan
             .patient_connects()
+            .workers(1)
             .plugin(by_body())
             .plugin(json!({"decision": {"timeout_ms": 4_000}}));
         let gateway = plan.start().await;
@@ -59,8 +60,8 @@ impl World {
             postgres,
             gateway,
             provider,
-            _service: service,
-            _redis: redis,
+            service,
+            redis,
         }
     }
 
@@ -133,6 +134,41 @@ async fn each_call_is_in_its_orgs_month_after_it() {
         .run("SELECT org, runs FROM portcullis_months ORDER BY org")
         .await;
     assert_eq!(rows, [["wide".to_owned(), "6".to_owned()]]);
+    world.gateway.assert_sound();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_calls_cost_reaches_their_month_while_the_limiter_is_gone_and_once() {
+    let mut world = World::start().await;
+    world.redis.kill();
+    // More than fit into one batch of the only worker: what the limiter does not take must not keep back the bills that come later.
+    let mut expected = 0;
+    for _ in 0..300 {
+        let answer = world.gateway.call(&chat().call(&of("wide"))).await;
+        assert_eq!(
+            answer.status,
+            200,
+            "no limit binds it, so the limiter is not asked: {}",
+            answer.text()
+        );
+        expected += priced(world.used().input, world.used().output);
+    }
+    let mut seen = 0;
+    until("all bills in the month", SETTLED * 2, async || {
+        seen = world.cost("wide").await;
+        (seen >= expected).then_some(())
+    })
+    .await;
+    world.service.await_state("limiter", "down").await;
+    world.redis.restart().await;
+    world.service.await_state("limiter", "up").await;
+    // Each call's bill comes once, also where the rest of its note has to be told again.
+    world
+        .costs("wide", &chat(), 200, || {
+            expected - seen + priced(world.used().input, world.used().output)
+        })
+        .await;
+    assert_eq!(world.gateway.counter("portcullis_outbox_dropped").await, 0);
     world.gateway.assert_sound();
 }
 

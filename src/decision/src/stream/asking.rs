@@ -257,6 +257,13 @@ impl Stream {
     pub fn on_dispatch_refused(&mut self, gatehouse: &mut Gatehouse, now_ms: u64) -> Vec<Effect> {
         let mut effects = Vec::new();
         if let State::Deciding(deciding) = core::mem::take(&mut self.state) {
+            // Otherwise a name that the host does not know looks like a service that is down.
+            let upstream = &gatehouse.config().decision.upstream;
+            let message = alloc::format!(
+                "the host takes no call to decision.upstream \"{upstream}\": it knows none by this name, or none of its endpoints \
+                 may be called"
+            );
+            gatehouse.log(self.line(Level::Warn, "callout_refused", message), now_ms, &mut effects);
             self.undecided(gatehouse, &deciding, now_ms, &mut effects);
         }
         effects

@@ -314,6 +314,79 @@ fn a_stream_that_ends_undecided_is_cancelled_and_one_with_a_slot_is_released() {
 }
 
 #[test]
+fn one_renewal_of_a_slot_waits_however_long_nobody_answers() {
+    let mut run = Run::closed();
+    let body = std::format!(r#"{{"op": "{}", "verdict": "admit", "slot_ttl_ms": 3000}}"#, op());
+    run.limited(0).answer(1, Some(200), &body);
+    let renewal = std::format!(r#"{{"profile":"development","renewals":["{}"]}}"#, op());
+    for round in 1..=400 {
+        let now_ms = round * 1_000 + 1;
+        run.gatehouse.passed(now_ms);
+        assert_eq!(run.told(now_ms), renewal, "{round}: one, and not given up for its age");
+        run.gatehouse.settled(Some(503), b"", now_ms);
+    }
+    let now_ms = 401_001;
+    run.gatehouse.passed(now_ms);
+    assert_eq!(run.told(now_ms), renewal);
+    run.gatehouse.settled(Some(200), b"{}", now_ms);
+    assert_eq!(run.told(now_ms + 900), "");
+    run.gatehouse.passed(now_ms + 1_000);
+    assert_eq!(run.told(now_ms + 1_000), renewal, "the next one is due in its time");
+}
+
+#[test]
+fn a_bill_that_was_put_down_is_not_told_again_with_what_the_limiter_did_not_take() {
+    let mut run = Run::closed();
+    let body = std::format!(r#"{{"op": "{}", "verdict": "admit", "slot_ttl_ms": 3000}}"#, op());
+    run.limited(0).answer(1, Some(200), &body).end(2);
+    assert!(run.told(2).contains("releases"));
+    // What a host writes itself, or a service of before, has not put anything down.
+    for body in [
+        &b"no healthy upstream"[..],
+        b"{}",
+        br#"{"error": "the limiter failed"}"#,
+        b"",
+    ] {
+        run.gatehouse.settled(Some(503), body, 3);
+        assert!(!run.gatehouse.is_settled());
+        run.gatehouse.hurry();
+        assert!(run.told(4).contains("releases"), "{body:?}");
+    }
+    run.gatehouse
+        .settled(Some(503), br#"{"error": "the limiter failed", "put_down": true}"#, 5);
+    run.gatehouse.hurry();
+    assert!(run.told(6).contains("releases"));
+}
+
+#[test]
+fn what_can_not_be_told_at_the_end_is_counted_and_the_gauges_are_left_as_nobody_needs_them() {
+    let mut run = Run::closed();
+    run.limited(0).end(1);
+    assert!(run.told(1).contains("cancels"));
+    run.gatehouse.settled(None, b"", 2);
+    let farewell = run.gatehouse.farewell(3);
+    assert!(
+        farewell.contains(&Effect::Count(Counter::OutboxDropped, 1)),
+        "{farewell:?}"
+    );
+    assert!(
+        farewell
+            .iter()
+            .any(|effect| matches!(effect, Effect::Log(line) if line.event == "outbox_dropped" && line.count == 1))
+    );
+    assert!(run.gatehouse.is_settled());
+    assert!(
+        !farewell
+            .iter()
+            .any(|effect| matches!(effect, Effect::Enforcing(_) | Effect::BreakerOpen(_)))
+    );
+    let mut run = Run::with(&rules("\"reject\"", "\"reject\"", "\"admit\""), "");
+    run.limited(0).clock(10_000);
+    assert!(run.resumed());
+    assert_eq!(run.gatehouse.farewell(10_001).last(), Some(&Effect::Enforcing(true)));
+}
+
+#[test]
 fn a_lost_slot_is_counted_once_and_the_stream_goes_on() {
     let mut run = Run::closed();
     let body = std::format!(r#"{{"op": "{}", "verdict": "admit", "slot_ttl_ms": 3000}}"#, op());

@@ -30,6 +30,8 @@ pub(crate) struct Moody {
     cancels_take_ms: Mutex<u64>,
     charged: Mutex<Vec<OperationId>>,
     cancelled: Mutex<Vec<OperationId>>,
+    pub(crate) renewed: Mutex<Vec<OperationId>>,
+    pub(crate) settled: Mutex<Vec<OperationId>>,
 }
 
 impl Moody {
@@ -85,7 +87,8 @@ impl Limiter for Moody {
         })
     }
 
-    fn settle<'a>(&'a self, _: &'a [Settled], _: Instant) -> Answer<'a, ()> {
+    fn settle<'a>(&'a self, settled: &'a [Settled], _: Instant) -> Answer<'a, ()> {
+        locked(&self.settled).extend(settled.iter().map(|one| one.op));
         Box::pin(ready(Ok(())))
     }
 
@@ -93,7 +96,8 @@ impl Limiter for Moody {
         Box::pin(ready(Ok(())))
     }
 
-    fn renew<'a>(&'a self, _: &'a [OperationId], _: Duration, _: Instant) -> Answer<'a, Vec<OperationId>> {
+    fn renew<'a>(&'a self, ops: &'a [OperationId], _: Duration, _: Instant) -> Answer<'a, Vec<OperationId>> {
+        locked(&self.renewed).extend(ops);
         Box::pin(ready(Ok(Vec::new())))
     }
 

@@ -11,6 +11,7 @@ use tower_service::Service as _;
 use super::*;
 use crate::decide::tests::{Mood, given_back, over, request};
 use crate::limiter::StoreFault;
+use crate::locked;
 
 /// An app, and what ends when no decision is under way any more.
 fn app(decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
@@ -83,11 +84,40 @@ async fn a_settle_batch_that_the_limiter_does_not_take_is_503_without_the_stores
     let body = axum::body::to_bytes(refused.into_body(), 1024).await.unwrap();
     assert_eq!(
         body,
-        format!(r#"{{"error":"the limiter failed: {}"}}"#, StoreFault::Connection)
+        format!(
+            r#"{{"error":"the limiter failed: {}","put_down":true}}"#,
+            StoreFault::Connection
+        )
     );
     assert_eq!(
         router.call(post(SETTLE_PATH, &batch)).await.unwrap().status(),
         StatusCode::OK
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_that_fails_keeps_no_slot_from_its_renewal_and_nothing_is_counted_twice() {
+    let (decider, moody) = over(&[]);
+    moody.fail_cancels(1);
+    let (app, _all_done) = app(Arc::clone(&decider));
+    let [cancelled, settled, renewed] = [1, 2, 3].map(|n| request(n, json!({})).op);
+    let batch = json!({"profile": "development", "cancels": [cancelled], "renewals": [renewed],
+                       "settles": [{"op": settled, "tokens": 7}]});
+    let mut router = router(app);
+    let settled_so_far = || {
+        let text = decider.metrics.encode();
+        let line = text.lines().find(|line| line.starts_with("portcullis_settled_total "));
+        line.map(|line| line.rsplit(' ').next().unwrap().to_owned())
+    };
+    let refused = router.call(post(SETTLE_PATH, &batch)).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let so_far = (locked(&moody.settled).clone(), locked(&moody.renewed).clone());
+    assert_eq!(so_far, (vec![settled], vec![renewed]));
+    assert_eq!(settled_so_far().as_deref(), Some("0"), "it comes again");
+    let taken = router.call(post(SETTLE_PATH, &batch)).await.unwrap();
+    assert_eq!(
+        (taken.status(), settled_so_far().as_deref()),
+        (StatusCode::OK, Some("1"))
     );
 }
 

@@ -126,6 +126,33 @@ fn two_roots_in_one_vm_keep_their_rules_gauges_and_breakers_apart() {
 }
 
 #[test]
+fn the_gauge_of_rules_that_are_enforced_now_does_not_stay_as_their_shadow_left_it() {
+    let enforced = configuration(&rules("closed", "reject"));
+    let mut shadow = enforced.clone();
+    shadow["mode"] = json!("shadow");
+    let mut host = host(&shadow);
+    let root = host.root();
+    let (old, _) = waiting(&mut host);
+    host.reconfigure(root, &enforced.to_string()).unwrap();
+    assert_eq!(host.gauge("enforcing_closed"), Some(1));
+    host.tick(1_500);
+    assert_eq!(
+        host.gauge("enforcing_closed"),
+        Some(0),
+        "a stream still runs in shadow mode"
+    );
+    host.finish(old);
+    host.tick(1_000);
+    let batch = settle(&host);
+    host.answer(batch.token, 200, b"{}");
+    host.tick(40);
+    assert_eq!(host.gauge("enforcing_closed"), Some(1));
+    host.tick(5_000);
+    assert_eq!(host.gauge("enforcing_closed"), Some(1));
+    assert_clean(&host);
+}
+
+#[test]
 fn each_root_tells_its_own_batches_to_its_own_service() {
     let mut host = closed();
     let first = host.root();

@@ -46,6 +46,12 @@ fn a_drain_does_not_wait_for_a_service_that_is_down() {
         let batch = settle(&host);
         host.fail(batch.token, failure);
         assert!(host.is_drained());
+        assert_eq!(
+            host.counter("outbox_dropped"),
+            1,
+            "{failure:?}: what could not be told is"
+        );
+        assert_eq!(host.lines("outbox_dropped").len(), 1, "{failure:?}");
         assert_clean(&host);
     }
 }
@@ -58,6 +64,7 @@ fn a_drain_whose_callout_the_host_refuses_finishes_at_once() {
     host.faults().always("proxy_http_call", 2);
     assert!(host.drain());
     assert_eq!(settles(&host), []);
+    assert_eq!(host.counter("outbox_dropped"), 1);
     assert_clean(&host);
 }
 
