@@ -29,7 +29,8 @@ pub const REMOVED_HEADERS: &str = "x-envoy-auth-headers-to-remove";
 pub enum Slots {
     /// None is stamped, or the request is denied anyway.
     NotTaken,
-    /// The rules let pass what can't be checked: it was taken out of the request, and this has to be said.
+    /// The rules let pass what can't be checked: it was taken out of the request, and this has to be said. One of the
+    /// allowance is used, until it shows that nobody passes by it.
     Unchecked(Bypass),
     /// The rules do not.
     Refused(Verdict),
@@ -64,11 +65,13 @@ pub fn without_slots(gatehouse: &mut Gatehouse, request: &mut DecideRequest, now
     })
 }
 
-/// A verdict that passed what `bypass` names.
+/// A verdict that passed what `bypass` names. One that admits nobody gives back what was used of the allowance: else those who
+/// are over another limit would use it up for all.
 #[must_use]
-pub fn with_bypass(mut verdict: Verdict, bypass: Bypass) -> Verdict {
-    if let Verdict::Admit(admission) = &mut verdict {
-        admission.bypassed.push(bypass);
+pub fn with_bypass(gatehouse: &mut Gatehouse, mut verdict: Verdict, bypass: Bypass) -> Verdict {
+    match &mut verdict {
+        Verdict::Admit(admission) => admission.bypassed.push(bypass),
+        Verdict::Deny(_) | Verdict::Unavailable(_) => gatehouse.give_back_allowance(bypass.class),
     }
     verdict
 }

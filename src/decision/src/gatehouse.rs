@@ -202,6 +202,11 @@ impl Gatehouse {
         self.allowances.admit(class, choice, now_ms)
     }
 
+    /// Takes back that a class was opened: nobody passed by it.
+    pub fn give_back_allowance(&mut self, class: FailureClass) {
+        self.allowances.give_back(class);
+    }
+
     /// Notes that something was not enforced just now.
     pub(crate) fn unenforced(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
         let is_news = self.unenforced_until_ms.is_none();

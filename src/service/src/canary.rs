@@ -38,13 +38,24 @@ enum Outcome {
     Denied,
     /// The second request was admitted: nothing is enforced.
     Admitted,
-    /// The limiter gave no answer, so that nothing is known.
+    /// The limiter gave no answer to one of them, so that nothing is known.
     Unanswered,
     /// The first request of a scope was denied already.
     DeniedAtOnce,
 }
 
 impl Outcome {
+    /// What the two tries say, each of whether it was admitted. A first one without an answer may have charged nothing, or
+    /// been given back since: then whoever admits the second one has done nothing wrong.
+    const fn of(first: Option<bool>, second: Option<bool>) -> Self {
+        match (first, second) {
+            (Some(true), Some(false)) => Self::Denied,
+            (Some(false), Some(false)) => Self::DeniedAtOnce,
+            (Some(_), Some(true)) => Self::Admitted,
+            (None, _) | (_, None) => Self::Unanswered,
+        }
+    }
+
     const fn name(self) -> &'static str {
         match self {
             Self::Denied => "denied",
@@ -132,12 +143,7 @@ impl Canary {
         let owner = format!("{NAME}/{scope}");
         let first = self.try_once(&owner).await;
         let second = self.try_once(&owner).await;
-        match (first, second) {
-            (Some(true), Some(false)) => Outcome::Denied,
-            (Some(false), Some(false)) => Outcome::DeniedAtOnce,
-            (_, Some(true)) => Outcome::Admitted,
-            _ => Outcome::Unanswered,
-        }
+        Outcome::of(first, second)
     }
 
     /// Whether one request of this owner was admitted; `None` if that could not be decided.
@@ -201,4 +207,43 @@ impl Canary {
 /// An id that nobody can have guessed.
 fn operation() -> Option<OperationId> {
     random().map(OperationId::from_random)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::tests::{Mood, over};
+    use crate::limiter::StoreFault;
+
+    async fn round(moods: &[Mood]) -> Outcome {
+        let (decider, _) = over(moods);
+        Canary::new(decider, Duration::from_secs(1)).round().await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_request_that_is_admitted_says_nothing_where_the_first_had_no_answer() {
+        // Later than it may be: the charge is given back, and what comes next is granted at once.
+        for first in [Mood::GrantAfter(300), Mood::Fail(StoreFault::Connection)] {
+            assert_eq!(round(&[first]).await, Outcome::Unanswered, "{first:?}");
+        }
+        assert_eq!(round(&[]).await, Outcome::Admitted);
+    }
+
+    #[test]
+    fn an_outcome_is_known_only_where_both_requests_were_answered() {
+        let (admitted, denied) = (Some(true), Some(false));
+        for (first, second, outcome) in [
+            (admitted, denied, Outcome::Denied),
+            (admitted, admitted, Outcome::Admitted),
+            (denied, admitted, Outcome::Admitted),
+            (denied, denied, Outcome::DeniedAtOnce),
+            (None, admitted, Outcome::Unanswered),
+            (None, denied, Outcome::Unanswered),
+            (admitted, None, Outcome::Unanswered),
+            (denied, None, Outcome::Unanswered),
+            (None, None, Outcome::Unanswered),
+        ] {
+            assert_eq!(Outcome::of(first, second), outcome, "{first:?}, {second:?}");
+        }
+    }
 }

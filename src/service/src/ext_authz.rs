@@ -22,7 +22,7 @@ use portcullis_decision::reply::{Refusal, Reply};
 use portcullis_decision::rules::Gate;
 use portcullis_decision::stream::{CalloutAnswer, RequestHead, Stream};
 use portcullis_decision::trace::TraceContext;
-use portcullis_decision::verdict::{Unavailability, Verdict};
+use portcullis_decision::verdict::{Bypass, Unavailability, Verdict};
 use portcullis_decision::wire::{DecideAnswer, DecideRequest};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -76,16 +76,19 @@ impl Host for System {
     }
 }
 
-/// A decision that somebody waits for; dropped before it was answered, what it took is given back.
+/// A decision that somebody waits for; dropped before it was answered, what it took is given back, also of the allowance.
 struct Awaited<'a> {
     op: Option<OperationId>,
-    decider: &'a Decider,
+    unchecked: Option<Bypass>,
+    checks: &'a Checks,
 }
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        if let Some(op) = self.op {
-            self.decider.abandon(op);
+        let Some(op) = self.op else { return };
+        self.checks.decider.abandon(op);
+        if let Some(bypass) = self.unchecked {
+            locked(&self.checks.gatehouse).give_back_allowance(bypass.class);
         }
     }
 }
@@ -182,7 +185,7 @@ impl Checks {
         under_way: mpsc::Sender<()>,
     ) -> DecideAnswer {
         let op = request.op;
-        let bypass = match slots {
+        let unchecked = match slots {
             Slots::Refused(verdict) => {
                 self.tell_of_slots(&request);
                 let trace_id = arrival.trace.as_ref().map(TraceContext::trace_id);
@@ -194,7 +197,8 @@ impl Checks {
         };
         let mut awaited = Awaited {
             op: Some(op),
-            decider: &self.decider,
+            unchecked,
+            checks: self,
         };
         let decider = Arc::clone(&self.decider);
         let decision = Outliving::new(async move {
@@ -204,14 +208,14 @@ impl Checks {
         });
         let (answer, request) = decision.await;
         awaited.op = None;
-        let Some(bypass) = bypass else {
+        let Some(bypass) = unchecked else {
             return answer;
         };
         self.tell_of_slots(&request);
         if matches!(answer.verdict, Verdict::Admit(_)) {
             self.decider.sightings.opened(bypass.gate, bypass.class);
         }
-        let verdict = with_bypass(answer.verdict, bypass);
+        let verdict = with_bypass(&mut locked(&self.gatehouse), answer.verdict, bypass);
         DecideAnswer { op, verdict }
     }
 

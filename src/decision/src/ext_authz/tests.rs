@@ -52,10 +52,30 @@ fn a_slot_is_closed_or_taken_out_by_the_choice_of_the_gate_that_would_count_it()
         "the allowance is spent"
     );
 
-    let Verdict::Admit(admission) = with_bypass(Verdict::Admit(Admission::default()), bypass) else {
+    let Verdict::Admit(admission) = with_bypass(&mut gatehouse, Verdict::Admit(Admission::default()), bypass) else {
         panic!("not admitted")
     };
     assert_eq!(admission.bypassed, [bypass]);
+}
+
+#[test]
+fn the_allowance_is_for_those_who_pass_and_not_for_those_who_are_refused_for_another_reason() {
+    let bounded = r#"{"admit": {"max_per_minute": 2}}"#;
+    let mut gatehouse = gatehouse(bounded);
+    let mut ask = |decided: Verdict| {
+        let mut request = request(bounded, r#"{"concurrency": 2, "requests": 5}"#);
+        match without_slots(&mut gatehouse, &mut request, 0) {
+            Slots::Unchecked(bypass) => with_bypass(&mut gatehouse, decided, bypass),
+            Slots::Refused(verdict) => verdict,
+            Slots::NotTaken => panic!("no slot is stamped"),
+        }
+    };
+    let spent = Verdict::Deny(Denial::plain(Code::RateLimited, None));
+    for at in 0..3 {
+        assert_eq!(ask(spent.clone()), spent, "denial {at}");
+    }
+    let mut passes = || matches!(ask(Verdict::Admit(Admission::default())), Verdict::Admit(_));
+    assert_eq!([passes(), passes(), passes()], [true, true, false]);
 }
 
 #[test]

@@ -122,8 +122,12 @@ async fn a_cancel_that_fails_keeps_no_slot_from_its_renewal_and_nothing_is_count
 }
 
 fn check_app(decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
-    let text = br#"{"profile": "development", "listen": "127.0.0.1:0", "ext_authz": {"rules": "contract-limits"}}"#;
-    let config = ServiceConfig::parse(text, &Environment::default()).unwrap();
+    check_app_by(&json!("contract-limits"), decider)
+}
+
+fn check_app_by(rules: &Value, decider: Arc<Decider>) -> (App, mpsc::Receiver<()>) {
+    let text = json!({"profile": "development", "listen": "127.0.0.1:0", "ext_authz": {"rules": rules}}).to_string();
+    let config = ServiceConfig::parse(text.as_bytes(), &Environment::default()).unwrap();
     let (mut app, all_done) = app(Arc::clone(&decider));
     app.checks = config
         .ext_authz
@@ -177,4 +181,29 @@ async fn a_check_is_answered_within_its_own_time_however_long_the_store_takes() 
         metrics.contains(r#"portcullis_ext_authz_total{outcome="bypassed_limiter_unavailable"} 1"#),
         "{metrics}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_nobody_waits_for_any_more_uses_up_nothing_of_the_allowance_for_unchecked_slots() {
+    let rules = json!({
+        "name": "bounded", "envelope": {"when_missing": "reject"}, "decision": {"when_unavailable": "reject"},
+        "gates": [{"gate": "contract", "when_unavailable": {"admit": {"max_per_minute": 1}}}]
+    });
+    let (decider, _) = over(&[Mood::GrantAfter(60)]);
+    let (app, _all_done) = check_app_by(&rules, decider);
+    let mut router = router(app);
+    let check = || {
+        let mut check = check();
+        let limit = HeaderValue::from_static("2");
+        check.headers_mut().insert("x-admission-owner-concurrency-limit", limit);
+        check
+    };
+    timeout(Duration::from_millis(10), router.call(check()))
+        .await
+        .unwrap_err();
+    let mut statuses = Vec::new();
+    for _ in 0..2 {
+        statuses.push(router.call(check()).await.unwrap().status());
+    }
+    assert_eq!(statuses, [StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE]);
 }

@@ -6,7 +6,7 @@ use portcullis_decision::charge::Charged;
 use portcullis_decision::ledger::Settled;
 use portcullis_decision::limits::Resource;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::process::Service;
 use crate::scene::{SLOT_TTL, connected, entry, id, orgs, plan, requests, used, within};
@@ -225,7 +225,7 @@ async fn what_ends_while_a_member_is_frozen_holds_up_no_other_and_is_settled_whe
     let orgs = orgs(&cluster).await;
     connected(&limiter, &orgs).await;
     let slots = |org: &str| [entry(org, Resource::Concurrency, 1_000, 1)];
-    for op in 0..40 {
+    for op in 0..41 {
         let plan = plan(op, &slots(&orgs[if op < 30 { 0 } else { 2 }]));
         let charged = limiter.charge(&plan, SLOT_TTL, within(2_000)).await.unwrap();
         assert!(matches!(charged, Charged::Granted(_)), "{charged:?}");
@@ -247,12 +247,11 @@ async fn what_ends_while_a_member_is_frozen_holds_up_no_other_and_is_settled_whe
     // Those whose directory is on the frozen member still hold their slots.
     let held = used(&limiter, &slots(&orgs[0])).await.unwrap()[0];
     assert!((1..30).contains(&held), "{held} of 30 are still held");
-    // Alone, nothing can be done about one of them, and that is said.
-    let frozen = [Settled {
-        op: id(39),
-        tokens: None,
-    }];
-    assert!(limiter.settle(&frozen, within(OP_TIMEOUT_MS)).await.is_err());
+    // The same for one of them alone: other kinds of the same batch wait for the answer.
+    let alone = [id(40)];
+    assert_eq!(limiter.renew(&alone, SLOT_TTL, within(OP_TIMEOUT_MS)).await, Ok(vec![]));
+    let ended = alone.map(|op| Settled { op, tokens: None });
+    limiter.settle(&ended, within(OP_TIMEOUT_MS)).await.unwrap();
     cluster.members[2].thaw();
     eventually("all are settled", async || {
         let held = [
@@ -260,6 +259,72 @@ async fn what_ends_while_a_member_is_frozen_holds_up_no_other_and_is_settled_whe
             used(&limiter, &slots(&orgs[2])).await.ok()?[0],
         ];
         (held == [0, 0]).then_some(())
+    })
+    .await;
+    // Where nobody can be reached nothing is taken over, and that is said.
+    cluster.members.iter().for_each(Store::freeze);
+    assert!(limiter.cancel(&alone, within(OP_TIMEOUT_MS)).await.is_err());
+    assert!(limiter.settle(&ended, within(OP_TIMEOUT_MS)).await.is_err());
+    assert!(limiter.renew(&alone, SLOT_TTL, within(OP_TIMEOUT_MS)).await.is_err());
+    cluster.members.iter().for_each(Store::thaw);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_of_what_was_never_charged_holds_up_no_batch_while_a_member_is_lost() {
+    let mut cluster = Cluster::of_three().await;
+    let service = service_over(&cluster).await;
+    let (owner, lost) = (owner_on(&cluster, 0).await, owner_on(&cluster, 2).await);
+    eventually("counted", async || {
+        (decide(&service, &lost, 1_000).await["verdict"] == "admit").then_some(())
+    })
+    .await;
+    cluster.members[2].kill();
+    eventually("the loss shows", async || {
+        (decide(&service, &lost, 1_000).await["verdict"] == "unavailable").then_some(())
+    })
+    .await;
+    let mut streams = Vec::new();
+    for _ in 0..2 {
+        let body = request(json!({
+            "gates": [{"gate": "contract", "when_unavailable": "reject", "limits": "envelope"}],
+            "subject": {"owner": owner}, "limits": {"owner": {"concurrency": 10}}, "budget_ms": BUDGET_MS,
+        }));
+        let verdict = service.post("/v1/decide", &body).await.json();
+        assert_eq!(verdict["verdict"], "admit", "{verdict}");
+        streams.push(body["op"].as_str().unwrap().to_owned());
+    }
+    let key = format!("portcullis:{{owner:{owner}}}:concurrency");
+    let slots = async || {
+        let slots = cluster.members[0].run(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]).await;
+        redis::from_redis_value::<Vec<(String, f64)>>(slots).unwrap()
+    };
+    let before = slots().await;
+    assert_eq!(before.len(), 2, "{before:?}");
+    // Slots are counted in milliseconds.
+    sleep(Duration::from_millis(20)).await;
+    // One of the homes of any operation is on the lost member.
+    let unknown = id(7).to_string();
+    let batch = json!({
+        "profile": "development", "cancels": [unknown], "releases": [streams[0]], "renewals": [streams[1]]
+    });
+    let answer = service.post("/v1/settle", &batch).await;
+    assert_eq!((answer.status, answer.body.as_str()), (200, "{}"), "{answer:?}");
+    let after = slots().await;
+    let [(holder, expires)] = after.as_slice() else {
+        panic!("one was released: {after:?}")
+    };
+    assert!(holder.starts_with(&streams[1]), "{after:?}");
+    assert!(
+        before.iter().any(|(of, at)| of == holder && at < expires),
+        "{before:?}, {after:?}"
+    );
+    // The member hears of the cancel once it is back, without anybody asking again.
+    cluster.members[2].restart().await;
+    eventually("it is told", async || {
+        let keys: Vec<String> = cluster.members[2].keys().await;
+        let home = keys.into_iter().find(|key| key.ends_with(&format!(":op:{unknown}")))?;
+        let said: String = redis::from_redis_value(cluster.members[2].run(&["GET", &home]).await).unwrap();
+        said.starts_with("cancelled ").then_some(())
     })
     .await;
 }

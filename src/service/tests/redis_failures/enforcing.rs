@@ -1,6 +1,9 @@
 //! What an operator is told while Redis comes and goes: each gate's state, and the canary.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use crate::process::Service;
 use crate::stores::{PATIENCE, Store, eventually, eventually_within};
@@ -65,4 +68,27 @@ async fn the_gate_and_the_canary_follow_a_redis_that_is_killed_and_comes_back() 
     becomes(&service, &["dependencies", "limiter"], "up").await;
     ask(&service, "reject").await;
     becomes(&service, &["gates", "contract"], "enforcing").await;
+}
+
+#[tokio::test]
+async fn a_redis_that_is_late_at_times_is_never_said_not_to_enforce() {
+    let redis = Store::redis().await;
+    let config = json!({
+        "profile": "development", "listen": "127.0.0.1:0", "limiter": {"url": redis.url(), "op_timeout_ms": 50},
+        "canary": {"interval_ms": 100}
+    });
+    let service = Service::start(config).await;
+    becomes(&service, &["canary"], "denied").await;
+    // A pause begins and ends anywhere in a round, also between its two requests.
+    for at in 0..20 {
+        redis.run(&["CLIENT", "PAUSE", &(60 + at % 7 * 10).to_string()]).await;
+        sleep(Duration::from_millis(131)).await;
+    }
+    service.line("canary_unanswered").await;
+    becomes(&service, &["canary"], "denied").await;
+    let told = service
+        .lines()
+        .into_iter()
+        .find(|line| line["event"] == "canary_admitted");
+    assert_eq!(told, None);
 }

@@ -218,6 +218,27 @@ async fn a_stamped_slot_is_refused_or_said_to_be_unchecked_by_the_contracts_own_
 }
 
 #[tokio::test]
+async fn whoever_is_over_another_limit_uses_up_nothing_of_the_allowance_for_unchecked_slots() {
+    let mut rules = strict();
+    rules["gates"][0]["when_unavailable"] = json!({"admit": {"max_per_minute": 3}});
+    let service = Service::start(answering(json!({"rules": rules}))).await;
+    let ask = async |owner: &str, requests: &str| {
+        let headers = [
+            ("x-admission-owner-id", owner),
+            ("x-admission-owner-concurrency-limit", "2"),
+            ("x-admission-owner-rate-limit-requests", requests),
+        ];
+        check(&service, "GET", "/", &headers).await.status
+    };
+    assert_eq!(ask("spent", "1").await, 200);
+    for at in 0..5 {
+        assert_eq!(ask("spent", "1").await, 429, "denial {at}");
+    }
+    let statuses = [ask("o", "9").await, ask("o", "9").await, ask("o", "9").await];
+    assert_eq!(statuses, [200, 200, 503], "three of the minute have passed unchecked");
+}
+
+#[tokio::test]
 async fn shadow_mode_refuses_nothing_and_counts_what_it_would_have_refused() {
     let service = Service::start(answering(json!({"mode": "shadow"}))).await;
     for _ in 0..5 {

@@ -102,8 +102,9 @@ impl Limiter for ClusterLimiter {
     ) -> Answer<'a, Vec<OperationId>> {
         Box::pin(async move {
             let errands: Vec<Errand> = ops.iter().map(|op| Errand::Renew(*op, slot_ttl)).collect();
-            let (mut lost, mut fault, mut is_heard) = (Vec::new(), None, errands.is_empty());
-            for (op, said) in ops.iter().zip(self.ask_groups(&errands, deadline).await) {
+            let answers = self.ask_groups(&errands, deadline).await;
+            let (mut lost, mut fault) = (Vec::new(), None);
+            for (op, said) in ops.iter().zip(answers.each) {
                 let said = match said {
                     Ok(said) => said,
                     // Nothing is known of its slots. The next renewal may be in time, or is told that they have lapsed.
@@ -112,7 +113,6 @@ impl Limiter for ClusterLimiter {
                         continue;
                     }
                 };
-                is_heard = true;
                 let kept: Option<Vec<bool>> = said.iter().map(Words::kept).collect();
                 let kept = kept.ok_or(StoreFault::NotSensible)?;
                 // Of an operation that charged nothing, or is gone, there is no slot.
@@ -121,7 +121,7 @@ impl Limiter for ClusterLimiter {
                 }
             }
             match fault {
-                Some(fault) if !is_heard => Err(fault),
+                Some(fault) if !answers.is_reached => Err(fault),
                 _ => Ok(lost),
             }
         })

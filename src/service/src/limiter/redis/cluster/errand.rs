@@ -1,9 +1,9 @@
 //! What becomes of operations after their charge: cancels, settlements, returned parts, renewals. All of them know an id, find
 //! its directory, and run a script in each group that stands there.
 //!
-//! A member that is lost must not hold up what concerns the others. So what could not be done while other parts were is taken
-//! over and tried again here, for a while; whoever asked is told that it is done. If nothing could be done, who asked is told
-//! that, and asks again.
+//! A member that is lost must not hold up what concerns the others, which may be of another kind and asked for after these.
+//! So what could not be done, though a home of these operations answered, is taken over and tried again here, for a while;
+//! whoever asked is told that it is done. If no home answered at all, who asked is told that, and asks again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +58,14 @@ impl Errand {
     }
 }
 
+/// What became of errands.
+pub(super) struct Said<T> {
+    /// Of each, in their order.
+    pub(super) each: Vec<Result<T, StoreFault>>,
+    /// Whether any home of any of them answered. If so, what failed concerns a part of the cluster and not all of it.
+    pub(super) is_reached: bool,
+}
+
 /// The calls that errands take, and whose they are.
 #[derive(Default)]
 struct Calls {
@@ -69,9 +77,9 @@ impl ClusterLimiter {
     /// Carries out errands of one kind, or sees to it that they will be.
     pub(super) async fn carry_out(&self, errands: Vec<Errand>, deadline: Instant) -> Result<(), StoreFault> {
         let done = self.try_all(&errands, deadline).await;
-        let failed = failed(&errands, &done);
-        match done.into_iter().find_map(Result::err) {
-            Some(fault) if failed.len() == errands.len() => Err(fault),
+        let failed = failed(&errands, &done.each);
+        match done.each.into_iter().find_map(Result::err) {
+            Some(fault) if !done.is_reached => Err(fault),
             Some(_) => {
                 self.go_on_with(failed);
                 Ok(())
@@ -80,11 +88,14 @@ impl ClusterLimiter {
         }
     }
 
-    async fn try_all(&self, errands: &[Errand], deadline: Instant) -> Vec<Result<(), StoreFault>> {
+    async fn try_all(&self, errands: &[Errand], deadline: Instant) -> Said<()> {
         let done = |words: &Words| words.done().is_some();
         let all_done = |said: Vec<Words>| said.iter().all(done).then_some(()).ok_or(StoreFault::NotSensible);
         let said = self.ask_groups(errands, deadline).await;
-        said.into_iter().map(|said| said.and_then(all_done)).collect()
+        Said {
+            each: said.each.into_iter().map(|said| said.and_then(all_done)).collect(),
+            is_reached: said.is_reached,
+        }
     }
 
     fn go_on_with(&self, mut errands: Vec<Errand>) {
@@ -99,7 +110,7 @@ impl ClusterLimiter {
             for _ in 0..TRIES {
                 sleep(PAUSE).await;
                 let done = limiter.try_all(&errands, after(Instant::now(), PAUSE)).await;
-                errands = failed(&errands, &done);
+                errands = failed(&errands, &done.each);
                 if errands.is_empty() {
                     return;
                 }
@@ -108,12 +119,11 @@ impl ClusterLimiter {
     }
 
     /// Runs the script of each errand in the groups of its operation. What they say; nothing where nothing is charged.
-    pub(super) async fn ask_groups(
-        &self,
-        errands: &[Errand],
-        deadline: Instant,
-    ) -> Vec<Result<Vec<Words>, StoreFault>> {
-        let mut said: Vec<Result<Vec<Words>, StoreFault>> = errands.iter().map(|_| Ok(Vec::new())).collect();
+    pub(super) async fn ask_groups(&self, errands: &[Errand], deadline: Instant) -> Said<Vec<Words>> {
+        let mut said = Said {
+            each: errands.iter().map(|_| Ok(Vec::new())).collect(),
+            is_reached: false,
+        };
         let calls = if matches!(errands.first(), Some(Errand::Cancel(_))) {
             self.cancels(errands, &mut said, deadline).await
         } else {
@@ -124,7 +134,7 @@ impl ClusterLimiter {
             .into_iter()
             .zip(self.members.ask_all(&calls.calls, deadline).await)
         {
-            match (answer, said.get_mut(i)) {
+            match (answer, said.each.get_mut(i)) {
                 (Ok(words), Some(Ok(said))) => said.push(words),
                 (Err(lost), Some(said)) => *said = Err(lost),
                 (Ok(_), _) | (Err(_), None) => {}
@@ -133,20 +143,16 @@ impl ClusterLimiter {
         said
     }
 
-    async fn in_groups(
-        &self,
-        errands: &[Errand],
-        said: &mut [Result<Vec<Words>, StoreFault>],
-        deadline: Instant,
-    ) -> Calls {
+    async fn in_groups(&self, errands: &[Errand], said: &mut Said<Vec<Words>>, deadline: Instant) -> Calls {
         let mut calls = Calls::default();
         let found = self.find(errands, deadline).await;
-        for (i, (errand, found)) in errands.iter().zip(found).enumerate() {
+        said.is_reached = found.is_reached;
+        for (i, (errand, found)) in errands.iter().zip(found.each).enumerate() {
             let found = match found {
                 Ok(Some(found)) if found.directory.is_live() => found,
                 Ok(_) => continue,
                 Err(lost) => {
-                    if let Some(said) = said.get_mut(i) {
+                    if let Some(said) = said.each.get_mut(i) {
                         *said = Err(lost);
                     }
                     continue;
@@ -168,12 +174,7 @@ impl ClusterLimiter {
     }
 
     /// Marks all homes, so that what comes later finds the mark, and gives back all attempts that stand in any.
-    async fn cancels(
-        &self,
-        errands: &[Errand],
-        said: &mut [Result<Vec<Words>, StoreFault>],
-        deadline: Instant,
-    ) -> Calls {
+    async fn cancels(&self, errands: &[Errand], said: &mut Said<Vec<Words>>, deadline: Instant) -> Calls {
         let mut marks = Vec::new();
         for errand in errands {
             let op = errand.op();
@@ -181,11 +182,12 @@ impl ClusterLimiter {
         }
         let mut answers = self.members.ask_all(&marks, deadline).await.into_iter();
         let mut calls = Calls::default();
-        for (i, (errand, said)) in errands.iter().zip(said).enumerate() {
+        for (i, (errand, each)) in errands.iter().zip(&mut said.each).enumerate() {
             let (mut is_found, mut lost) = (false, None);
             for (at, answer) in (0..HOMES).zip(answers.by_ref()) {
                 match answer.and_then(|words| Directory::read(&words).ok_or(StoreFault::NotSensible)) {
                     Ok(directory) => {
+                        said.is_reached = true;
                         is_found |= !directory.keys.is_empty();
                         for call in (Found { home: at, directory }).cancels(&self.prefix, errand.op()) {
                             calls.calls.push(call);
@@ -197,15 +199,16 @@ impl ClusterLimiter {
             }
             // What was charged stands in one directory. If that is out of reach, it has to be asked for again.
             if let Some(lost) = lost.filter(|_| !is_found) {
-                *said = Err(lost);
+                *each = Err(lost);
             }
         }
         calls
     }
 
     /// The directories of operations, wherever they are. `None` for one that has none.
-    async fn find(&self, errands: &[Errand], deadline: Instant) -> Vec<Result<Option<Found>, StoreFault>> {
+    async fn find(&self, errands: &[Errand], deadline: Instant) -> Said<Option<Found>> {
         let mut found: Vec<Result<Option<Found>, StoreFault>> = errands.iter().map(|_| Ok(None)).collect();
+        let mut is_reached = false;
         for at in 0..HOMES {
             let is_open = |found: &Result<Option<Found>, StoreFault>| !matches!(found, Ok(Some(_)));
             let (mut open, mut calls) = (Vec::new(), Vec::new());
@@ -219,6 +222,7 @@ impl ClusterLimiter {
             let answers = self.members.ask_all(&calls, deadline).await;
             for (i, answer) in open.into_iter().zip(answers) {
                 let directory = answer.and_then(|words| Directory::read(&words).ok_or(StoreFault::NotSensible));
+                is_reached |= directory.is_ok();
                 let Some(place) = found.get_mut(i) else { continue };
                 match directory {
                     Ok(directory) if directory.state == State::Absent => {}
@@ -228,7 +232,10 @@ impl ClusterLimiter {
                 }
             }
         }
-        found
+        Said {
+            each: found,
+            is_reached,
+        }
     }
 }
 
