@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use portcullis_decision::config::{DEFAULT_MAX_AGE_S, MAX_AGE_S};
 
 use crate::drill::DrillArguments;
 use crate::explain::ExplainArguments;
@@ -268,8 +269,8 @@ pub struct VerifyArguments {
     /// The request
     #[command(flatten)]
     pub request: RequestArguments,
-    /// For how long a signature holds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    /// For how long a signature holds, 1 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_MAX_AGE_S, value_parser = clap::value_parser!(u64).range(MAX_AGE_S))]
     pub max_age_s: u64,
     /// The time at which to judge, in seconds since 1970, instead of now
     #[arg(long, value_name = "SECONDS")]
