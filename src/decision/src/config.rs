@@ -22,10 +22,13 @@ mod tracing;
 pub use canary::CanaryConfig;
 pub use door::{AdminConfig, HttpBounds, NO_TOKEN, TlsConfig, Token, is_token};
 pub use faults::{Fault, Faults};
-pub use filter::{BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource};
+pub use filter::{
+    BodyConfig, DecisionTarget, FilterConfig, LeaseConfig, LimitHeaders, Mode, ModelSource, prefix_fault,
+};
 pub use policy_file::parse_policy_file;
 pub use rule_file::{SHIPPED_RULES, parse_rule_file};
 pub use service::{Environment, LimiterConfig, MeteringConfig, PolicyConfig, ServiceConfig, StoreUrl, Tiers};
+pub use signature::{DEFAULT_MAX_AGE_S, MAX_AGE_S};
 pub use tracing::TracingConfig;
 
 use alloc::string::String;

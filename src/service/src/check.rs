@@ -1,4 +1,4 @@
-//! `portcullis check`: every fault of every file, by the parsers that `serve` and the filter use.
+//! `portcullis check`: the faults of every file, by the parsers that `serve` and the filter use.
 //!
 //! A result goes to stdout and a fault to stderr, so that a pipeline can keep them apart.
 
@@ -16,8 +16,9 @@ use portcullis_decision::json::Node;
 
 use crate::door::DoorFiles;
 use crate::limiter::{self, Limiter};
+use crate::logs::Levels;
 use crate::metering::{self, Meter};
-use crate::policy;
+use crate::policy::{self, PolicyStore};
 use crate::spans::export::Collector;
 
 /// Exit code for a fault in a file or in the environment.
@@ -72,38 +73,64 @@ pub fn report(to: &mut impl Write, file: &Path, faults: &Faults) {
 /// # Errors
 /// One fault of the whole file: why it can't be read.
 pub fn read(file: &Path) -> Result<Vec<u8>, Faults> {
-    fs::read(file).map_err(|error| whole_file(format!("cannot be read: {error}")))
+    fs::read(file).map_err(|error| one("", format!("cannot be read: {error}")))
 }
 
-/// A service's configuration and the limiter that it names, which is opened but not reached out for.
+/// A service's configuration, and what it names: files are read, stores are opened and not reached out for.
+pub struct Plan {
+    /// The configuration.
+    pub config: ServiceConfig,
+    /// Its limiter.
+    pub limiter: Option<Arc<dyn Limiter>>,
+    /// Its policy store.
+    pub policy: Option<Arc<dyn PolicyStore>>,
+    /// Its metering store.
+    pub meter: Option<Arc<dyn Meter>>,
+    /// Where its spans go.
+    pub collector: Option<Collector>,
+    /// Its tokens and certificates.
+    pub door: DoorFiles,
+    /// Which lines it writes.
+    pub levels: Levels,
+}
+
+/// What is to be served by this text and this process's environment.
 ///
 /// # Errors
-/// All faults of the text and of the environment; then an address that no limiter can be made of.
-pub fn service(text: &[u8], environment: &Environment) -> Result<(ServiceConfig, Option<Arc<dyn Limiter>>), Faults> {
+/// All faults of the text and of the environment; without any, all of what is named there.
+pub fn service(text: &[u8], environment: &Environment) -> Result<Plan, Faults> {
     let config = ServiceConfig::parse(text, environment)?;
-    let limiter = limiter::open(&config.limiter).map_err(|fault| {
-        let mut faults = Faults::default();
-        faults.add("limiter.url", fault.to_string());
-        faults
-    })?;
-    Ok((config, limiter))
-}
-
-/// The metering store that a configuration names, which is opened but not reached out for.
-///
-/// # Errors
-/// An address that no metering store can be made of.
-pub fn meter(config: &ServiceConfig) -> Result<Option<Arc<dyn Meter>>, Faults> {
-    metering::open(&config.metering).map_err(|fault| {
-        let mut faults = Faults::default();
-        faults.add("metering.url", fault.to_string());
-        faults
-    })
-}
-
-fn whole_file(message: String) -> Faults {
     let mut faults = Faults::default();
-    faults.add("", message);
+    let limiter = limiter::open(&config.limiter).map_err(|fault| one("limiter.url", fault.to_string()));
+    let limiter = noted(limiter, &mut faults);
+    let policy = noted(policy::open(&config.policy), &mut faults);
+    let meter = metering::open(&config.metering).map_err(|fault| one("metering.url", fault.to_string()));
+    let meter = noted(meter, &mut faults);
+    let collector = noted(Collector::open(config.tracing.as_ref()), &mut faults);
+    let door = noted(DoorFiles::open(&config), &mut faults);
+    let levels = noted(Levels::of_environment(), &mut faults);
+    let plan = (|| {
+        Some(Plan {
+            limiter: limiter?,
+            policy: policy?,
+            meter: meter?,
+            collector: collector?,
+            door: door?,
+            levels: levels?,
+            config,
+        })
+    })();
+    faults.into_result(plan)
+}
+
+/// What was opened, or nothing and its faults beside those of the others.
+fn noted<T>(opened: Result<T, Faults>, faults: &mut Faults) -> Option<T> {
+    opened.map_err(|of_it| faults.append(of_it)).ok()
+}
+
+fn one(path: &str, message: String) -> Faults {
+    let mut faults = Faults::default();
+    faults.add(path, message);
     faults
 }
 
@@ -111,7 +138,8 @@ fn examine(file: &Path, environment: &Environment) -> Result<String, Faults> {
     let text = read(file)?;
     let kind = match Node::parse(&text) {
         Ok(node) => FileKind::of(&node).ok_or_else(|| {
-            whole_file(
+            one(
+                "",
                 "cannot tell what it configures: a rule file has \"gates\", a filter configuration \"rules\", a service \
                  configuration \"listen\", a policy file \"orgs\""
                     .to_owned(),
@@ -124,12 +152,6 @@ fn examine(file: &Path, environment: &Environment) -> Result<String, Faults> {
         FileKind::Rules => parse_rule_file(&text).map(|rules| format!("rules {}", rules.name)),
         FileKind::Filter => FilterConfig::parse(&text).map(|_| "filter configuration".to_owned()),
         FileKind::Policy => parse_policy_file(&text).map(|_| "policy file".to_owned()),
-        FileKind::Service => {
-            let (config, _) = service(&text, environment)?;
-            Collector::open(config.tracing.as_ref())?;
-            policy::open(&config.policy)?;
-            meter(&config)?;
-            DoorFiles::open(&config).map(|_| "service configuration".to_owned())
-        }
+        FileKind::Service => service(&text, environment).map(|_| "service configuration".to_owned()),
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use portcullis_decision::config::{DEFAULT_MAX_AGE_S, MAX_AGE_S};
 
 use crate::drill::DrillArguments;
 use crate::explain::ExplainArguments;
@@ -83,7 +84,7 @@ arguments or in a file."#;
     about = "Decides, for a gateway's filter, whether a request may reach its upstream",
     long_about = "Decides, for a gateway's filter, whether a request may reach its upstream.\n\n\
         The filter runs in the gateway and asks this service when it must; the service counts in a store that all \
-        gateways share. `serve` runs it, `check` reads configuration files and lists every fault in them, `explain` says \
+        gateways share. `serve` runs it, `check` reads configuration files and lists the faults in them, `explain` says \
         what would happen to a request and `replay` to a log of them, `policy` loads \
         into a database who may use what.",
     after_long_help = EXAMPLE
@@ -101,12 +102,16 @@ pub enum Command {
     #[command(long_about = "Runs the decision service until SIGTERM or SIGINT.\n\n\
         It answers POST /v1/decide and POST /v1/settle for filters, GET /live (200 while it runs), GET /ready (200 \
         while it can enforce: a shared limiter is reachable and the policy is loaded) and GET /metrics (Prometheus). \
-        Logs are JSON objects on stderr, one a line; RUST_LOG sets their level (default info).\n\n\
+        Logs are JSON objects on stderr, one a line; RUST_LOG sets their level: off, error, warn, info (default), debug or \
+        trace, or for a part of the program TARGET=LEVEL, several with commas between.\n\n\
         On SIGTERM it stops accepting, answers what is under way within 10 seconds, and ends with exit code 0.")]
     Serve(ServeArguments),
-    /// Lists every fault of rule, filter and service files
+    /// Lists the faults of rule, filter, service and policy files
     #[command(
-        long_about = "Lists every fault of rule, filter and service files, one a line: FILE: path: message.\n\n\
+        long_about = "Lists the faults of rule, filter, service and policy files, one a line: FILE: path: message.\n\n\
+        All faults of keys and values are listed at once. What only shows in a file that has none of them is listed \
+        after that: what rules, profile and mode forbid each other, files and addresses that are named. So check again \
+        what has been mended.\n\n\
         What a file is shows by its keys. A service file is read together with the environment, just as `serve` \
         reads it. Exit code 2 if any file has a fault."
     )]
@@ -264,8 +269,8 @@ pub struct VerifyArguments {
     /// The request
     #[command(flatten)]
     pub request: RequestArguments,
-    /// For how long a signature holds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    /// For how long a signature holds, 1 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_MAX_AGE_S, value_parser = clap::value_parser!(u64).range(MAX_AGE_S))]
     pub max_age_s: u64,
     /// The time at which to judge, in seconds since 1970, instead of now
     #[arg(long, value_name = "SECONDS")]
@@ -358,7 +363,8 @@ pub enum PolicyCommand {
 #[command(after_long_help = "Environment, which beats the file (empty counts as unset):\n  \
     PORTCULLIS_PROFILE  development, staging or production\n  \
     REDIS_URL           the limiter: redis://, rediss:// (TLS), redis-cluster:// or rediss-cluster://\n  \
-    POSTGRES_DSN        the policy and metering store")]
+    POSTGRES_DSN        the policy and metering store\n  \
+    RUST_LOG            which lines are logged: off, error, warn, info (default), debug, trace, or TARGET=LEVEL")]
 pub struct ServeArguments {
     /// The service's configuration (JSON)
     #[arg(long, value_name = "FILE")]

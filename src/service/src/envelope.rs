@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::{env, fs, io};
 
-use portcullis_decision::config::FilterConfig;
+use portcullis_decision::config::{FilterConfig, prefix_fault};
 use portcullis_decision::envelope::{self, Reading};
 use portcullis_decision::rules::GateRule;
 use portcullis_decision::signature::{
@@ -65,6 +65,9 @@ impl<'a> Asked<'a> {
         if !arguments.path.starts_with('/') {
             return Err(format!("--path: must start with \"/\", is {:?}", arguments.path));
         }
+        if let Some(fault) = prefix_fault(&arguments.prefix) {
+            return Err(format!("--prefix: {fault}"));
+        }
         Ok(Self { arguments, headers })
     }
 
@@ -89,7 +92,7 @@ fn header(line: &str) -> Result<(&[u8], &[u8]), Fault> {
 
 fn signed(arguments: &SignArguments) -> Result<String, Fault> {
     let asked = Asked::of(&arguments.request)?;
-    let (prefix, (id, secret)) = (&arguments.request.prefix.to_ascii_lowercase(), key(&arguments.key)?);
+    let (prefix, (id, secret)) = (&arguments.request.prefix, key(&arguments.key)?);
     let at_s = match arguments.at {
         Some(at_s) => at_s,
         None => unix_s().ok_or("the clock of this machine stands before 1970: give --at")?,
@@ -115,7 +118,7 @@ impl Terms {
         let Some(file) = &arguments.config else {
             let (id, secret) = key(&arguments.key)?;
             return Ok(Self {
-                prefix: arguments.request.prefix.to_ascii_lowercase(),
+                prefix: arguments.request.prefix.clone(),
                 signatures: Signatures::new(vec![(id.to_owned(), secret)], arguments.max_age_s),
                 needs_org: false,
             });
@@ -170,7 +173,7 @@ fn verified(arguments: &VerifyArguments) -> Result<Result<String, String>, Fault
 
 /// The key that the arguments and the environment name.
 pub(crate) fn key(arguments: &KeyArguments) -> Result<(&str, Secret), Fault> {
-    let id = arguments.key_id.as_deref().unwrap_or_default();
+    let id = arguments.key_id.as_deref().ok_or("--key-id ID is needed")?;
     if !is_key_id(id) {
         return Err(format!(
             "--key-id: must be 1 to {LONGEST_KEY_ID} letters, digits, \".\", \"_\" or \"-\"; it is not shown"

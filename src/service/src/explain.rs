@@ -16,9 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use portcullis_decision::config::{Mode, SHIPPED_RULES};
+use portcullis_decision::config::Mode;
 use portcullis_decision::reply::Reply;
-use portcullis_decision::rules::Gate;
 
 use crate::check::FAULTY;
 use crate::imagined::filter::{Exchange, ImaginedFilter};
@@ -209,9 +208,6 @@ fn before(file: &Path, scene: &Scene, at_ms: u64) -> Result<Vec<(Request, u64)>,
 /// # Errors
 /// What can't be understood of it.
 pub fn pasted(curl: &str, rules: String, down: Vec<Outage>) -> Result<(Report, String), Wrong> {
-    let reads_model = SHIPPED_RULES
-        .iter()
-        .any(|(name, text)| *name == rules && text.contains(Gate::ModelPolicy.name()));
     let scene = SceneArguments {
         config: None,
         rules: Some(rules),
@@ -220,7 +216,6 @@ pub fn pasted(curl: &str, rules: String, down: Vec<Outage>) -> Result<(Report, S
         spent: Vec::new(),
         counters: None,
         down,
-        reads_model,
     };
     let scene = scene.set()?;
     let request = curl::parse_without_files(curl).map_err(|fault| vec![format!("the request: {fault}")])?;

@@ -40,7 +40,7 @@ pub struct FaultOrder {
     pub dependencies: Vec<Dependency>,
     /// For how many seconds.
     #[serde(default)]
-    pub for_s: u64,
+    pub for_s: Option<u64>,
 }
 
 impl FaultOrder {
@@ -49,10 +49,16 @@ impl FaultOrder {
     /// # Errors
     /// A sentence that names the key and the value.
     pub fn check(&self) -> Result<(), String> {
-        if !self.dependencies.is_empty() && !(1..=LONGEST_S).contains(&self.for_s) {
-            return Err(format!("for_s: must be 1 to {LONGEST_S}, is {}", self.for_s));
+        match self.for_s {
+            _ if self.dependencies.is_empty() => Ok(()),
+            None => Err(format!(
+                "for_s: required, and missing: for how many seconds, 1 to {LONGEST_S}"
+            )),
+            Some(for_s) if !(1..=LONGEST_S).contains(&for_s) => {
+                Err(format!("for_s: must be 1 to {LONGEST_S}, is {for_s}"))
+            }
+            Some(_) => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -85,7 +91,8 @@ impl FaultSwitch {
 
     /// Carries out an order, and says when the faults end.
     pub fn switch(self: &Arc<Self>, order: &FaultOrder) {
-        let end = after(Instant::now(), Duration::from_secs(order.for_s));
+        let seconds = order.for_s.unwrap_or_default();
+        let end = after(Instant::now(), Duration::from_secs(seconds));
         let before = self.active();
         *locked(&self.until) = order.dependencies.iter().map(|of| (*of, end)).collect();
         let now = self.active();
@@ -93,7 +100,6 @@ impl FaultSwitch {
             let (was, is) = (before.contains(&dependency), now.contains(&dependency));
             self.metrics.fault(dependency, is);
             if is {
-                let seconds = order.for_s;
                 tracing::warn!(
                     event = "fault_on",
                     dependency = dependency.name(),

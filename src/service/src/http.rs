@@ -107,28 +107,40 @@ impl FromRequestParts<Arc<App>> for LetIn {
     }
 }
 
-/// A whole body, if it came within its time and its size.
-struct Whole(Result<Bytes, Refusal>);
+/// A whole body, if it came within its time and its size, `MOST` bytes; and whose it is.
+struct Whole<const MOST: usize>(Result<Bytes, Refusal>, Option<Peer>);
 
-impl FromRequest<Arc<App>> for Whole {
+impl<const MOST: usize> FromRequest<Arc<App>> for Whole<MOST> {
     type Rejection = Infallible;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Infallible> {
+        let peer = request.extensions().get::<Peer>().copied();
         let read = timeout(app.body_timeout, Bytes::from_request(request, app)).await;
-        Ok(Self(match read {
+        let body = match read {
             Ok(body) => body.map_err(|rejection| {
-                if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+                let status = rejection.status();
+                let reason = if status == StatusCode::PAYLOAD_TOO_LARGE {
                     app.metrics.turned_away("body_too_large");
-                }
-                Refusal(rejection.status(), rejection.body_text())
+                    format!("the body is longer than {MOST} bytes")
+                } else {
+                    "the body broke off".to_owned()
+                };
+                Refusal(status, reason)
             }),
             Err(_) => {
                 app.metrics.turned_away("body_timeout");
-                let reason = "the body took longer than http.body_timeout_ms";
-                Err(Refusal(StatusCode::REQUEST_TIMEOUT, reason.to_owned()))
+                let within_ms = app.body_timeout.as_millis();
+                let reason = format!("the body took longer than http.body_timeout_ms, {within_ms} ms");
+                Err(Refusal(StatusCode::REQUEST_TIMEOUT, reason))
             }
-        }))
+        };
+        Ok(Self(body, peer))
     }
+}
+
+/// Whose request it is, for a line.
+fn from(peer: Option<&Peer>) -> String {
+    peer.map_or_else(String::new, |Peer(peer)| format!(" from {peer}"))
 }
 
 /// An answer in JSON.
@@ -152,7 +164,7 @@ impl IntoResponse for Refusal {
 }
 
 /// The request in a body, or what is wrong with it.
-fn parsed<T: for<'de> serde::Deserialize<'de>>(Whole(body): Whole) -> Result<T, Refusal> {
+fn parsed<T: for<'de> serde::Deserialize<'de>>(body: Result<Bytes, Refusal>) -> Result<T, Refusal> {
     portcullis_decision::json::read(&body?).map_err(|error| Refusal(StatusCode::BAD_REQUEST, error.to_string()))
 }
 
@@ -168,8 +180,15 @@ fn json_answer(answer: &impl serde::Serialize) -> Result<Response, Refusal> {
 
 impl App {
     /// The request in a body. What can't be read is logged too: to the filter it is an outage, and only the log says why.
-    fn read<T: for<'de> serde::Deserialize<'de>>(&self, what: &str, body: Whole) -> Result<T, Refusal> {
-        parsed(body).inspect_err(|Refusal(_, reason)| self.decider.tell_of_a_refusal(what, reason))
+    fn read<T: for<'de> serde::Deserialize<'de>, const MOST: usize>(
+        &self,
+        what: &str,
+        Whole(body, peer): Whole<MOST>,
+    ) -> Result<T, Refusal> {
+        parsed(body).inspect_err(|Refusal(_, reason)| {
+            let what = format!("{what}{}", from(peer.as_ref()));
+            self.decider.tell_of_a_refusal(&what, reason);
+        })
     }
 
     /// Refuses everything while an operator lets the service itself fail.
@@ -188,9 +207,7 @@ impl App {
             return Ok(LetIn);
         }
         self.metrics.turned_away("unauthorized");
-        let peer = extensions
-            .get::<Peer>()
-            .map_or_else(String::new, |Peer(peer)| format!(" from {peer}"));
+        let peer = from(extensions.get::<Peer>());
         let message = format!("a request{peer} was refused: it brought no token of tokens_file");
         self.decider
             .journal
@@ -217,7 +234,7 @@ async fn decide(
     State(app): State<Arc<App>>,
     Arrived(arrival): Arrived,
     _: LetIn,
-    body: Whole,
+    body: Whole<LARGEST_DECIDE>,
 ) -> Result<Response, Refusal> {
     app.is_let_be()?;
     let request: DecideRequest = app.read("a decision", body)?;
@@ -235,7 +252,7 @@ async fn decide(
     json_answer(&decision.await)
 }
 
-async fn settle(State(app): State<Arc<App>>, _: LetIn, body: Whole) -> Result<Response, Refusal> {
+async fn settle(State(app): State<Arc<App>>, _: LetIn, body: Whole<LARGEST_SETTLE>) -> Result<Response, Refusal> {
     app.is_let_be()?;
     let request: SettleRequest = app.read("a settle batch", body)?;
     app.same_profile(request.profile, "a settle batch")?;

@@ -10,6 +10,7 @@ mod fault;
 mod migrations;
 
 use std::future::Future;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, Timeouts};
@@ -21,8 +22,8 @@ use tokio_postgres::{Client, Error, Row};
 pub use self::address::AddressFault;
 use self::connect::Connector;
 pub use self::migrations::Migrated;
-use crate::after;
 use crate::limiter::StoreFault;
+use crate::{after, locked};
 
 /// Connections that one pool holds at most. Policies and meters have a pool each, so that neither starves the other.
 const CONNECTIONS: usize = 8;
@@ -31,6 +32,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// For what the service does on its own account, with nobody waiting.
 const UNHURRIED: Duration = Duration::from_secs(30);
 
+/// What a command says that was told of no database.
+pub const NO_DATABASE: &str = "no database: give --database postgres://… or set POSTGRES_DSN";
+
 /// A value of a statement and its type; with the type said, no round trip is spent on asking for it.
 pub type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
@@ -38,6 +42,8 @@ pub type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 #[derive(Clone)]
 pub struct Postgres {
     pool: Pool,
+    /// See [`Postgres::cause`].
+    cause: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl std::fmt::Debug for Postgres {
@@ -65,7 +71,10 @@ impl Postgres {
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|_| AddressFault::Malformed)?;
-        Ok(Self { pool })
+        Ok(Self {
+            pool,
+            cause: Arc::default(),
+        })
     }
 
     /// Runs one statement in a transaction of its own, in one round trip. The server ends it by itself shortly before the
@@ -157,6 +166,12 @@ impl Postgres {
         migrations::apply(self, after(Instant::now(), UNHURRIED)).await
     }
 
+    /// Why the last connection that failed could not be made, without a word of the address or of the server; for the command
+    /// line, since a fault's kind alone leaves whoever has mistyped an address to guess.
+    pub fn cause(&self) -> Option<&'static str> {
+        *locked(&self.cause)
+    }
+
     /// A connection. Making one goes on when the caller gives up, or a server that takes longer to connect to than a
     /// request may wait would never be reached at all.
     async fn lease(&self, deadline: Instant) -> Result<Lease, StoreFault> {
@@ -174,7 +189,10 @@ impl Postgres {
                 object: Some(object),
                 is_sound: false,
             }),
-            Ok(Ok(Err(PoolError::Backend(error)))) => Err(fault::of(&error)),
+            Ok(Ok(Err(PoolError::Backend(error)))) => {
+                *locked(&self.cause) = fault::cause(&error);
+                Err(fault::of(&error))
+            }
             Ok(Ok(Err(PoolError::Timeout(deadpool_postgres::TimeoutType::Wait)))) => Err(StoreFault::PoolExhausted),
             Ok(Ok(Err(PoolError::Timeout(_)))) | Err(_) => Err(StoreFault::Timeout),
             Ok(Ok(Err(_)) | Err(_)) => Err(StoreFault::Connection),

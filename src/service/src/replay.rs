@@ -68,10 +68,13 @@ pub struct ReplayArguments {
     json: bool,
 }
 
+/// A request, and when it came in milliseconds since 1970.
+type Timed = (Record, u64);
+
 /// Lines of a log, read.
 struct Batch {
     /// Each with its number.
-    records: Vec<(u64, Result<Record, String>)>,
+    records: Vec<(u64, Result<Timed, String>)>,
     /// Lines and bytes up to here.
     lines: u64,
     bytes: u64,
@@ -135,11 +138,7 @@ fn play(
     let mut player: Option<Player> = None;
     let mut broken = None;
     for batch in batches {
-        for (number, record) in batch.records {
-            let timed = record.and_then(|record| {
-                let at_ms = record.at_ms.ok_or("it has no time (\"ts\")")?;
-                Ok((record, at_ms))
-            });
+        for (number, timed) in batch.records {
             let (record, at_ms) = match timed {
                 Ok(timed) => timed,
                 Err(fault) => {
@@ -195,15 +194,11 @@ fn read(log: Box<dyn io::Read + Send>, form: Form, limits: &[LimitChange], prefi
             if text.is_empty() {
                 continue;
             }
-            let record = match form {
-                Form::Native => Record::parse(text, prefix),
-                Form::Envoy => envoy::parse(text, prefix),
-            };
-            let record = record.map(|mut record| {
+            let timed = timed(text, form, prefix).map(|(mut record, at_ms)| {
                 limits.iter().for_each(|limit| limit.apply(&mut record, prefix));
-                record
+                (record, at_ms)
             });
-            records.push((lines, record));
+            records.push((lines, timed));
         }
         let batch = Batch {
             records,
@@ -215,6 +210,26 @@ fn read(log: Box<dyn io::Read + Send>, form: Form, limits: &[LimitChange], prefi
             return;
         }
     }
+}
+
+/// Reads a line.
+fn timed(line: &[u8], form: Form, prefix: &str) -> Result<Timed, String> {
+    let (record, time) = match form {
+        Form::Native => (Record::parse(line, prefix), "ts"),
+        Form::Envoy => (envoy::parse(line, prefix), "start_time"),
+    };
+    let timed = record.and_then(|record| {
+        let at_ms = record.at_ms.ok_or_else(|| format!("it has no time ({time:?})"))?;
+        Ok((record, at_ms))
+    });
+    timed.map_err(|fault| {
+        let has = |key: &[u8]| line.windows(key.len()).any(|piece| piece == key);
+        if form == Form::Native && has(b"\"start_time\"") && !has(b"\"ts\"") {
+            format!("{fault}; it looks like a line of Envoy's log (\"start_time\"): give --from envoy")
+        } else {
+            fault
+        }
+    })
 }
 
 /// Passes over the rest of a line; how many bytes that was.

@@ -13,25 +13,21 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::admin::{self, AdminState};
 use crate::canary::Canary;
-use crate::check::{self, FAULTY};
+use crate::check::{self, FAULTY, Plan};
 use crate::cli::ServeArguments;
 use crate::connections::Door;
 use crate::decide::Decider;
-use crate::door::DoorFiles;
 use crate::ext_authz::Checks;
 use crate::fault_switch::{FaultSwitch, switchable};
 use crate::gates::Gates;
 use crate::http::{App, router};
-use crate::limiter::Limiter;
 use crate::logs::{self, Journal};
+use crate::metering::Cancel;
 use crate::metering::watched::WatchedMeter;
-use crate::metering::{Cancel, Meter};
 use crate::metrics::Metrics;
-use crate::policy::PolicyStore;
 use crate::readiness::Readiness;
 use crate::spans::Spans;
-use crate::spans::export::Collector;
-use crate::{after, connections, policy, unix_s};
+use crate::{after, connections, unix_s};
 
 /// How long the end may take: what is under way is answered, and what has to be given back is.
 const GRACE: Duration = Duration::from_secs(10);
@@ -44,17 +40,6 @@ const LEAST_FLUSH: Duration = Duration::from_millis(500);
 /// Between two looks at whether all is given back.
 const GLANCE: Duration = Duration::from_millis(5);
 
-/// A configuration that can be served.
-struct Plan {
-    config: ServiceConfig,
-    config_hash: String,
-    limiter: Option<Arc<dyn Limiter>>,
-    policy: Option<Arc<dyn PolicyStore>>,
-    meter: Option<Arc<dyn Meter>>,
-    collector: Option<Collector>,
-    door: DoorFiles,
-}
-
 /// The sockets, before anybody is answered.
 struct Listeners {
     gateways: TcpListener,
@@ -63,21 +48,21 @@ struct Listeners {
 
 /// Serves until a signal. Exit code 0 after an orderly end, 1 if it could not start, 2 for a fault of the configuration.
 pub fn run(arguments: &ServeArguments) -> ExitCode {
-    let plan = match plan(arguments) {
+    let (plan, config_hash) = match plan(arguments) {
         Ok(plan) => plan,
         Err(faults) => {
             check::report(&mut io::stderr().lock(), &arguments.config, &faults);
             return ExitCode::from(FAULTY);
         }
     };
-    logs::start();
+    logs::start(plan.levels.clone());
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return no_start(arguments, &format!("cannot start its threads: {error}")),
     };
     let code = runtime.block_on(async {
         match listen(&plan.config, arguments.reuse_port).await {
-            Ok(listeners) => serve(plan, listeners)
+            Ok(listeners) => serve(plan, config_hash, listeners)
                 .await
                 .map_or_else(|why| no_start(arguments, &why), |()| ExitCode::SUCCESS),
             Err(why) => no_start(arguments, &why),
@@ -107,33 +92,23 @@ fn no_start(arguments: &ServeArguments, why: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn plan(arguments: &ServeArguments) -> Result<Plan, Faults> {
+/// A configuration that can be served, and its fingerprint.
+fn plan(arguments: &ServeArguments) -> Result<(Plan, String), Faults> {
     let text = check::read(&arguments.config)?;
-    let (config, limiter) = check::service(&text, &check::environment())?;
-    let policy = policy::open(&config.policy)?;
-    let meter = check::meter(&config)?;
-    let door = DoorFiles::open(&config)?;
-    let collector = Collector::open(config.tracing.as_ref())?;
-    Ok(Plan {
-        collector,
-        door,
-        policy,
-        meter,
-        config_hash: config.fingerprint(&text),
-        config,
-        limiter,
-    })
+    let plan = check::service(&text, &check::environment())?;
+    let config_hash = plan.config.fingerprint(&text);
+    Ok((plan, config_hash))
 }
 
-async fn serve(plan: Plan, listeners: Listeners) -> Result<(), String> {
+async fn serve(plan: Plan, config_hash: String, listeners: Listeners) -> Result<(), String> {
     let Plan {
         collector,
         config,
-        config_hash,
         limiter,
         policy,
         meter,
         door: files,
+        levels: _,
     } = plan;
     let listener = listeners.gateways;
     // Before the first line, so that who reads it may send a signal.

@@ -40,6 +40,11 @@ impl Faults {
         });
     }
 
+    /// Notes those of another reading as well.
+    pub fn append(&mut self, mut others: Self) {
+        self.list.append(&mut others.list);
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()

@@ -277,25 +277,28 @@ pub(super) fn read_profile(section: &mut Section<'_>, faults: &mut Faults) -> Op
     }
 }
 
+/// What is wrong with a prefix of the envelope's headers, in a sentence that goes on after its key.
+pub fn prefix_fault(text: &str) -> Option<String> {
+    let well_formed = (2..=64).contains(&text.len())
+        && text.ends_with('-')
+        && text
+            .bytes()
+            .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.'));
+    (!well_formed).then(|| {
+        let is = shown(&Node::Text(text.into()));
+        alloc::format!("must be 2 to 64 lower-case header-name characters that end in \"-\", is {is}")
+    })
+}
+
 fn read_envelope(section: &mut Section<'_>, faults: &mut Faults) -> (String, bool, Option<Signatures>) {
     let mut prefix = "x-admission-".to_owned();
     let mut strip = true;
     let mut signatures = None;
     subsection(section, "envelope", faults, |envelope, faults| {
         if let Some(text) = envelope.text("prefix", faults) {
-            let well_formed = (2..=64).contains(&text.len())
-                && text.ends_with('-')
-                && text
-                    .bytes()
-                    .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.'));
-            if well_formed {
-                prefix = text.to_owned();
-            } else {
-                let is = shown(&Node::Text(text.into()));
-                faults.add(
-                    envelope.path("prefix"),
-                    alloc::format!("must be 2 to 64 lower-case header-name characters that end in \"-\", is {is}"),
-                );
+            match prefix_fault(text) {
+                None => prefix = text.to_owned(),
+                Some(fault) => faults.add(envelope.path("prefix"), fault),
             }
         }
         strip = envelope.boolean("strip", faults).unwrap_or(strip);

@@ -46,11 +46,19 @@ pub(super) fn named_or_inline(path: &str, node: &Node, faults: &mut Faults) -> O
     let names: Vec<&str> = SHIPPED_RULES.iter().map(|(name, _)| *name).collect();
     let Some((_, text)) = SHIPPED_RULES.iter().find(|(shipped, _)| shipped == name) else {
         let shipped = names.join(", ");
-        let hint = hint(name, &names);
+        // Whoever names a file may mean one of ours, or one of their own, which no filter could read.
+        let file = name.rsplit('/').next().unwrap_or(name);
+        let bare = file.strip_suffix(".json").unwrap_or(file);
+        let own = if bare.len() == name.len() {
+            ""
+        } else {
+            "; rules of one's own stand here as the object itself, not as the name of a file"
+        };
+        let hint = hint(bare, &names);
         faults.add(
             path,
             alloc::format!(
-                "no shipped rule file is named {}; there are: {shipped}{hint}",
+                "no shipped rule file is named {}; there are: {shipped}{own}{hint}",
                 shown(node)
             ),
         );

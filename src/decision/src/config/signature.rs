@@ -3,6 +3,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 
 use super::faults::Faults;
 use super::section::Section;
@@ -10,13 +11,15 @@ use crate::json::Node;
 use crate::signature::{LONGEST_KEY_ID, Secret, Signatures, is_key_id};
 
 /// How long a signature holds unless configured, in seconds.
-const DEFAULT_MAX_AGE_S: u64 = 60;
+pub const DEFAULT_MAX_AGE_S: u64 = 60;
+/// How long a signature may hold, in seconds.
+pub const MAX_AGE_S: RangeInclusive<u64> = 1..=3_600;
 /// Most keys: one for each edge, and twice that while they are replaced.
 const MOST_KEYS: usize = 64;
 
 pub(super) fn read_signatures(path: &str, node: &Node, faults: &mut Faults) -> Option<Signatures> {
     let mut section = Section::of(path, node, faults)?;
-    let max_age_s = section.integer("max_age_s", 1..=3_600, faults);
+    let max_age_s = section.integer("max_age_s", MAX_AGE_S, faults);
     let keys_path = section.path("keys");
     let keys = section
         .required("keys", faults)

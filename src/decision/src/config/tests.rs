@@ -67,6 +67,25 @@ fn every_fault_is_listed_at_once_with_its_path_and_a_hint() {
 }
 
 #[test]
+fn a_name_of_a_file_where_rules_belong_is_told_what_belongs_there() {
+    for (name, hint) in [
+        ("fail-closed.json", "; did you mean \"fail-closed\"?"),
+        ("../rules/fail-closd.json", "; did you mean \"fail-closed\"?"),
+        ("../rules/x.json", ""),
+    ] {
+        let faults = filter_faults(&alloc::format!(
+            r#"{{"profile": "production", "rules": "{name}", "decision": {{"upstream": "p"}}}}"#
+        ));
+        let expected = alloc::format!(
+            "rules: no shipped rule file is named \"{name}\"; there are: contract-limits, operator-admission, fail-closed, \
+             fail-closed-metered, launch-gate; rules of one's own stand here as the object itself, not as the name of a \
+             file{hint}"
+        );
+        assert_eq!(faults, [expected]);
+    }
+}
+
+#[test]
 fn a_missing_profile_is_a_fault_and_nothing_fills_it_in() {
     let faults = filter_faults(r#"{"rules": "contract-limits", "decision": {"upstream": "portcullis"}}"#);
     assert_eq!(

@@ -92,7 +92,6 @@ impl DrillArguments {
             spent: spent.to_vec(),
             counters: None,
             down: down.to_vec(),
-            reads_model: false,
         };
         arguments.set()
     }

@@ -85,7 +85,8 @@ impl Place {
     /// No connection, no answer in time, or a request that HTTP can't carry.
     pub(super) async fn send(&self, asked: &Asked) -> Result<Got, NoAnswer> {
         let answer = timeout(PATIENCE, self.exchange(asked)).await;
-        answer.unwrap_or_else(|_| Err(format!("no answer within {} s", PATIENCE.as_secs())))
+        let (to, within_s) = (self.authority(), PATIENCE.as_secs());
+        answer.unwrap_or_else(|_| Err(format!("{to} gave no answer within {within_s} s")))
     }
 
     async fn exchange(&self, asked: &Asked) -> Result<Got, NoAnswer> {
@@ -121,7 +122,9 @@ impl Place {
         Ok(Got {
             status: head.status.as_u16(),
             headers: head.headers.iter().map(text).collect(),
-            body: body.map_err(|error| format!("the body broke off: {error}"))?.to_vec(),
+            body: body
+                .map_err(|error| format!("the body from {} broke off: {error}", self.authority()))?
+                .to_vec(),
             upstream: None,
         })
     }

@@ -3,7 +3,7 @@
 use std::io::{self, Write as _};
 use std::time::Duration;
 
-use portcullis_decision::config::{Profile, ServiceConfig, Tiers};
+use portcullis_decision::config::{ModelSource, Profile, ServiceConfig, Tiers};
 use portcullis_decision::rules::{Gate, GateRule};
 use portcullis_decision::signature::{NAME, Request as Signed, Secret, sign};
 use serde_json::Value;
@@ -42,6 +42,34 @@ enum Counter {
     Header(String),
 }
 
+impl Counter {
+    /// How many requests the upstream has seen so far.
+    async fn seen(&self) -> Result<Option<u64>, String> {
+        let Self::Url(place) = self else {
+            return Ok(None);
+        };
+        let path = place.path("");
+        let asked = Request {
+            method: "GET".to_owned(),
+            path: if path.is_empty() { "/".to_owned() } else { path },
+            ..Request::default()
+        };
+        let got = place.send(&asked).await;
+        let got = got.map_err(|why| format!("--upstream-count: {why}"))?;
+        let body: Value = serde_json::from_slice(&got.body).unwrap_or_default();
+        let hits = body.as_u64().or_else(|| body.get("hits")?.as_u64());
+        let hits = hits.ok_or_else(|| {
+            format!(
+                "--upstream-count: {}{} must answer {{\"hits\": N}} or N, and answers {} without a number of hits",
+                place.authority(),
+                asked.path,
+                got.status
+            )
+        })?;
+        Ok(Some(hits))
+    }
+}
+
 /// A drill whose arguments make sense.
 pub(super) struct Drill<'a> {
     arguments: &'a DrillArguments,
@@ -58,7 +86,8 @@ pub(super) struct Drill<'a> {
 }
 
 impl<'a> Drill<'a> {
-    /// Reads every file, and asks the services of which profile they are.
+    /// Reads every file, asks the services of which profile they are, and the upstream what it has seen: who is asked at the
+    /// wrong address must not look like a gateway that is at fault.
     pub(super) async fn set(arguments: &'a DrillArguments) -> Result<Self, Wrong> {
         let one = |fault: String| vec![fault];
         let ca = arguments.ca.as_deref();
@@ -106,6 +135,7 @@ impl<'a> Drill<'a> {
             (None, Some(name)) => Counter::Header(name.to_ascii_lowercase()),
             (None, None) => Counter::None,
         };
+        counter.seen().await.map_err(one)?;
         let id = random_id().ok_or_else(|| one("the system gives no random numbers".to_owned()))?;
         Ok(Self {
             arguments,
@@ -193,10 +223,16 @@ impl<'a> Drill<'a> {
         let report = self.predicted(first)?;
         if matches!(report.ending, Ending::Denied | Ending::Unavailable) {
             let code = report.code.unwrap_or_default();
+            let reads_body = self.scene.config.model == ModelSource::Body;
             return Err(vec![format!(
-                "by these files the test tenant's request would be refused ({code}: {}): give its envelope with -H, and its \
+                "by these files the test tenant's request would be refused ({code}: {}): give its envelope with -H,{} and its \
                  policy with --policy",
-                report.decided_by.why
+                report.decided_by.why,
+                if reads_body {
+                    " a body that names its model with --body,"
+                } else {
+                    ""
+                }
             )]);
         }
         Ok(())
@@ -288,31 +324,14 @@ impl<'a> Drill<'a> {
 
     async fn once(&self, probe: &Probe) -> Result<Got, String> {
         let request = self.signed(probe).map_err(|wrong| wrong.join("; "))?;
-        let before = self.seen().await?;
+        let before = self.counter.seen().await?;
         let mut got = self.gateway.send(&request).await?;
-        got.upstream = match (&self.counter, before, self.seen().await?) {
+        got.upstream = match (&self.counter, before, self.counter.seen().await?) {
             (Counter::Header(name), ..) => Some(u64::from(got.header(name).is_some())),
             (_, Some(before), Some(after)) => Some(after.saturating_sub(before)),
             _ => None,
         };
         Ok(got)
-    }
-
-    /// How many requests the upstream has seen so far.
-    async fn seen(&self) -> Result<Option<u64>, String> {
-        let Counter::Url(place) = &self.counter else {
-            return Ok(None);
-        };
-        let asked = Request {
-            method: "GET".to_owned(),
-            path: place.path(""),
-            ..Request::default()
-        };
-        let got = place.send(&asked).await?;
-        let body: Value = serde_json::from_slice(&got.body).unwrap_or_default();
-        let hits = body.as_u64().or_else(|| body.get("hits")?.as_u64());
-        let hits = hits.ok_or_else(|| format!("--upstream-count: {} tells no number of hits", place.authority()))?;
-        Ok(Some(hits))
     }
 
     /// Launches of the tenant's org are admitted by the minute: without a pause a probe would be refused for those before it.

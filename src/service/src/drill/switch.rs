@@ -58,7 +58,7 @@ impl Switches {
             headers,
             body: body.map(|body| body.to_string().into_bytes()).unwrap_or_default(),
         };
-        let got = place.send(&request).await?;
+        let got = place.send(&request).await.map_err(|why| format!("--admin: {why}"))?;
         let body = serde_json::from_slice(&got.body).unwrap_or_default();
         Ok((got.status, body))
     }

@@ -10,7 +10,7 @@ use crate::limiter::{Limiter as _, StoreFault};
 fn order(dependencies: &[Dependency], for_s: u64) -> FaultOrder {
     FaultOrder {
         dependencies: dependencies.to_vec(),
-        for_s,
+        for_s: Some(for_s),
     }
 }
 

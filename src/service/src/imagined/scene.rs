@@ -13,7 +13,7 @@ use portcullis_decision::config::{
 };
 use portcullis_decision::evaluation::Operator;
 use portcullis_decision::policy::PolicyFile;
-use portcullis_decision::rules::GateRule;
+use portcullis_decision::rules::{Gate, GateRule, Rules};
 use serde_json::{Value, json};
 
 use super::counters::{self, Spent};
@@ -46,9 +46,6 @@ pub struct SceneArguments {
     /// What does not answer; several with commas
     #[arg(long, value_name = "DEPENDENCY", value_delimiter = ',', value_enum)]
     pub down: Vec<Outage>,
-    /// Where no configuration is given: whether the model is read from the body, which rules with `model_policy` need.
-    #[arg(skip)]
-    pub reads_model: bool,
 }
 
 /// A scene that is set.
@@ -148,39 +145,44 @@ impl SceneArguments {
     }
 
     fn filter(&self, notes: &mut Vec<String>) -> Result<(FilterConfig, Vec<u8>, Source, Option<Source>), Wrong> {
-        let mut tree = match &self.config {
+        let (tree, named) = match &self.config {
             None => {
-                let Some(rules) = &self.rules else {
+                let Some(given) = &self.rules else {
                     let names = SHIPPED_RULES.map(|(name, _)| name).join(", ");
                     return Err(vec![format!(
                         "--config FILE or --rules NAME|FILE is needed; the shipped rules are {names}"
                     )]);
                 };
+                let named = rules(given)?;
+                let (model, from) = match named.rules.gate(Gate::ModelPolicy) {
+                    Some(_) => ("body", ", the model from the body"),
+                    None => ("none", ""),
+                };
                 notes.push(format!(
-                    "no --config was given: {rules} in the development profile, every path guarded, all else by default"
+                    "no --config was given: {given} in the development profile, every path guarded{from}, all else by default"
                 ));
                 // The upstream's name is the host's, and nothing is called.
-                let model = if self.reads_model { "body" } else { "none" };
-                json!({"profile": "development", "rules": null, "model": {"from": model},
-                    "decision": {"upstream": "portcullis"}})
+                let tree = json!({"profile": "development", "rules": null, "model": {"from": model},
+                    "decision": {"upstream": "portcullis"}});
+                (tree, named)
             }
             Some(file) => {
                 let text = read("--config", file)?;
                 let config = FilterConfig::parse(&text).map_err(|faults| within("--config", file, &faults))?;
                 let source = Source::new(file.display().to_string(), &text);
                 let tree: Value = serde_json::from_slice(&text).map_err(|error| vec![error.to_string()])?;
-                if self.rules.is_none() {
+                let Some(given) = &self.rules else {
                     let shipped = tree.get("rules").and_then(Value::as_str).and_then(Source::shipped);
                     let rules = shipped.unwrap_or_else(|| source.clone().inline());
                     return Ok((config, text, rules, Some(source)));
-                }
-                tree
+                };
+                (tree, rules(given)?)
             }
         };
+        let mut tree = tree;
         let given = self.rules.as_deref().unwrap_or_default();
-        let (rules, source) = rules(given)?;
         if let Some(keys) = tree.as_object_mut() {
-            keys.insert("rules".to_owned(), rules);
+            keys.insert("rules".to_owned(), named.key);
         }
         let text = tree.to_string().into_bytes();
         let config = FilterConfig::parse(&text).map_err(|faults| within("--rules", Path::new(given), &faults))?;
@@ -188,7 +190,7 @@ impl SceneArguments {
             let text = fs::read(file).unwrap_or_default();
             Source::new(file.display().to_string(), &text)
         });
-        Ok((config, text, source, filter))
+        Ok((config, text, named.source, filter))
     }
 
     fn counters(&self) -> Result<Vec<Spent>, Wrong> {
@@ -196,33 +198,50 @@ impl SceneArguments {
         if let Some(file) = &self.counters {
             let text = read("--counters", file)?;
             let wrong = |why: String| vec![format!("--counters {}: {why}", file.display())];
-            let listed: Vec<Spent> = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
-            for (at, one) in listed.iter().enumerate() {
+            let listed: Vec<Value> =
+                serde_json::from_slice(&text).map_err(|error| wrong(format!("must be a list of counters: {error}")))?;
+            for (at, one) in listed.into_iter().enumerate() {
+                let one: Spent = serde_json::from_value(one).map_err(|error| wrong(format!("[{at}]: {error}")))?;
                 if let Some(fault) = one.fault() {
                     return Err(wrong(format!("[{at}]: {fault}")));
                 }
+                spent.push(one);
             }
-            spent.extend(listed);
         }
         Ok(spent)
     }
 }
 
-/// The rules of a shipped name or of a file.
-fn rules(given: &str) -> Result<(Value, Source), Wrong> {
-    if let Some(source) = Source::shipped(given) {
-        return Ok((json!(given), source));
-    }
+/// Rules that were given by a shipped name or by a file.
+struct Named {
+    /// What stands for them in a configuration.
+    key: Value,
+    source: Source,
+    rules: Rules,
+}
+
+fn rules(given: &str) -> Result<Named, Wrong> {
     let file = Path::new(given);
+    let parsed = |text: &[u8]| parse_rule_file(text).map_err(|faults| within("--rules", file, &faults));
+    let shipped = SHIPPED_RULES.iter().find(|(name, _)| *name == given);
+    if let (Some((_, text)), Some(source)) = (shipped, Source::shipped(given)) {
+        return Ok(Named {
+            key: json!(given),
+            source,
+            rules: parsed(text.as_bytes())?,
+        });
+    }
     let text = fs::read(file).map_err(|error| {
         let names = SHIPPED_RULES.map(|(name, _)| name).join(", ");
         vec![format!(
             "--rules {given:?} is no shipped rule file ({names}), and no file that can be read: {error}"
         )]
     })?;
-    parse_rule_file(&text).map_err(|faults| within("--rules", file, &faults))?;
-    let tree = serde_json::from_slice(&text).map_err(|error| vec![error.to_string()])?;
-    Ok((tree, Source::new(given, &text)))
+    Ok(Named {
+        rules: parsed(&text)?,
+        key: serde_json::from_slice(&text).map_err(|error| vec![error.to_string()])?,
+        source: Source::new(given, &text),
+    })
 }
 
 impl Scene {

@@ -21,7 +21,7 @@ use crate::after;
 use crate::check::{self, FAULTY};
 use crate::cli::PolicyCommand;
 use crate::limiter::StoreFault;
-use crate::postgres::{Migrated, Postgres, Transaction, column};
+use crate::postgres::{Migrated, NO_DATABASE, Postgres, Transaction, column};
 
 /// For everything together.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -70,25 +70,37 @@ const REMOVALS: [(&str, &str); 4] = [
 
 /// Why a command did not do what it was asked.
 enum Trouble {
-    /// Exit code 1.
-    Database(StoreFault),
+    /// Exit code 1; with the cause where there is more to say than the kind.
+    Database(StoreFault, Option<&'static str>),
     /// Exit code 1: results could not be written.
     Output(io::Error),
-    /// Exit code 2.
+    /// Exit code 2: of the file.
     Faults(Faults),
+    /// Exit code 2: of the arguments or the environment.
+    Arguments(String),
     /// Exit code 2: so many entries would have to go.
     WouldRemove(usize),
 }
 
 impl From<StoreFault> for Trouble {
     fn from(fault: StoreFault) -> Self {
-        Self::Database(fault)
+        Self::Database(fault, None)
     }
 }
 
 impl From<io::Error> for Trouble {
     fn from(error: io::Error) -> Self {
         Self::Output(error)
+    }
+}
+
+impl Trouble {
+    /// With what this database has to say of it.
+    fn of(self, database: &Postgres) -> Self {
+        match self {
+            Self::Database(fault, _) => Self::Database(fault, database.cause()),
+            other => other,
+        }
     }
 }
 
@@ -115,9 +127,14 @@ pub fn run(command: &PolicyCommand) -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Trouble::Database(fault)) => {
-            tell(&format!("the database failed: {fault} ({})", fault.kind()));
+        Err(Trouble::Database(fault, cause)) => {
+            let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+            tell(&format!("the database failed: {fault} ({}){cause}", fault.kind()));
             ExitCode::FAILURE
+        }
+        Err(Trouble::Arguments(fault)) => {
+            tell(&fault);
+            ExitCode::from(FAULTY)
         }
         Err(Trouble::Output(error)) => {
             tell(&format!("cannot write the result: {error}"));
@@ -144,14 +161,10 @@ fn tell(message: &str) {
 
 /// The database of `--database` or `POSTGRES_DSN`, checked as the service would.
 fn database(url: Option<&str>) -> Result<Postgres, Trouble> {
-    let fault = |message: String| {
-        let mut faults = Faults::default();
-        faults.add("--database or POSTGRES_DSN", message);
-        Trouble::Faults(faults)
-    };
     let Some(url) = url.filter(|url| !url.is_empty()) else {
-        return Err(fault("says where the database is, and neither is set".to_owned()));
+        return Err(Trouble::Arguments(NO_DATABASE.to_owned()));
     };
+    let fault = |message: String| Trouble::Arguments(format!("--database or POSTGRES_DSN: {message}"));
     let url = store_url(url)
         .ok_or_else(|| fault("must be an address that starts with postgres:// (its value is not shown)".to_owned()))?;
     Postgres::open(&url).map_err(|address| fault(address.to_string()))
@@ -172,15 +185,20 @@ async fn apply(file: &Path, url: Option<&str>, dry_run: bool, prune: bool) -> Re
     let text = check::read(file).map_err(Trouble::Faults)?;
     let wanted = document::of(&parse_policy_file(&text).map_err(Trouble::Faults)?);
     let database = database(url)?;
+    let applied = applied(&database, &wanted, dry_run, prune).await;
+    applied.map_err(|trouble| trouble.of(&database))
+}
+
+async fn applied(database: &Postgres, wanted: &Value, dry_run: bool, prune: bool) -> Result<(), Trouble> {
     let deadline = after(Instant::now(), TIMEOUT);
     let mut out = io::stdout().lock();
     if dry_run {
-        let present = match present(&database, deadline).await {
+        let present = match present(database, deadline).await {
             // Without tables there is nothing yet.
             Err(StoreFault::Schema) => PolicyFile::default(),
             present => present?,
         };
-        let changes = document::changes(&document::of(&present), &wanted);
+        let changes = document::changes(&document::of(&present), wanted);
         for change in &changes {
             writeln!(out, "{change}")?;
         }
@@ -192,7 +210,7 @@ async fn apply(file: &Path, url: Option<&str>, dry_run: bool, prune: bool) -> Re
     }
     let transaction = database.begin(deadline).await?;
     transaction.script(LOCK).await?;
-    let changes = document::changes(&document::of(&read(&transaction).await?), &wanted);
+    let changes = document::changes(&document::of(&read(&transaction).await?), wanted);
     refuse_removals(&changes, prune)?;
     for (section, statement) in WRITES {
         let entries: serde_json::Map<String, Value> = of_section(&changes, section)
@@ -246,7 +264,8 @@ fn summary(changes: &[Change]) -> String {
 
 async fn show(url: Option<&str>) -> Result<(), Trouble> {
     let database = database(url)?;
-    let policy = present(&database, after(Instant::now(), TIMEOUT)).await?;
+    let policy = present(&database, after(Instant::now(), TIMEOUT)).await;
+    let policy = policy.map_err(|fault| Trouble::from(fault).of(&database))?;
     let mut out = io::stdout().lock();
     writeln!(out, "{:#}", document::of(&policy))?;
     Ok(())

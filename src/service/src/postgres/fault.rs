@@ -1,6 +1,10 @@
 //! What an error of Postgres, of PgBouncer or of the client means. Their words are compared at most, never kept.
 
+use std::error::Error as _;
+use std::io;
+
 use tokio_postgres::Error;
+use tokio_postgres::error::SqlState;
 
 use crate::limiter::StoreFault;
 
@@ -17,6 +21,41 @@ pub(super) fn of(error: &Error) -> StoreFault {
             StoreFault::NotSensible
         }
         _ => StoreFault::Connection,
+    }
+}
+
+/// Why no connection could be made, in words of our own: for whoever sits at a terminal and has just said the address.
+/// `None` where the kind says all.
+pub(super) fn cause(error: &Error) -> Option<&'static str> {
+    match error.code().map(SqlState::code) {
+        Some("3D000") => return Some("the database that the address names does not exist"),
+        Some("28P01") => return Some("the password is wrong, or the user does not exist"),
+        Some(_) => return None,
+        None => {}
+    }
+    if error.to_string() == "error performing TLS handshake" {
+        return Some("no TLS: the server has none, or its certificate is not trusted");
+    }
+    let mut source = error.source();
+    while let Some(of) = source {
+        if let Some(io) = of.downcast_ref::<io::Error>() {
+            return of_io(io);
+        }
+        source = of.source();
+    }
+    None
+}
+
+fn of_io(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => Some("the connection was refused: nothing listens at that host and port"),
+        io::ErrorKind::TimedOut => Some("the host does not answer"),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Some("there is no way to the host"),
+        // The system has no kind for it; these are the standard library's own words.
+        _ if error.to_string().starts_with("failed to lookup address information") => {
+            Some("the host's name can't be resolved")
+        }
+        _ => None,
     }
 }
 

@@ -194,7 +194,14 @@ pub fn time_ms(text: &str) -> Result<u64, String> {
 pub(super) fn read<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, String> {
     json::read(line)
         .or_else(|_| serde_json::from_slice(line))
-        .map_err(|error| error.to_string())
+        .map_err(|error| {
+            // It is one line of a file, and has a number there: the parser's own would be told for it.
+            let text = error.to_string();
+            match text.strip_suffix(&format!(" at line {} column {}", error.line(), error.column())) {
+                Some(what) => format!("{what} at column {}", error.column()),
+                None => text,
+            }
+        })
 }
 
 /// A text, where it stands if it can be. `Cow` alone would be a copy.

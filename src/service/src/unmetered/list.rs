@@ -17,7 +17,7 @@ use crate::after;
 use crate::check::FAULTY;
 use crate::cli::UnmeteredListArguments;
 use crate::limiter::StoreFault;
-use crate::postgres::{Parameter, Postgres, column};
+use crate::postgres::{NO_DATABASE, Parameter, Postgres, column};
 
 /// Rows of one page, so that a long journal needs no long statement and no memory.
 const PAGE: i64 = 1_000;
@@ -50,7 +50,7 @@ impl From<StoreFault> for Fault {
 pub fn run(arguments: &UnmeteredListArguments) -> ExitCode {
     let say = |text: &str| drop(writeln!(io::stderr().lock(), "{text}"));
     let Some(address) = arguments.database.as_ref().filter(|text| !text.is_empty()) else {
-        say("no database: give --database postgres://… or set POSTGRES_DSN");
+        say(NO_DATABASE);
         return ExitCode::from(FAULTY);
     };
     let url = StoreUrl::new(address.clone());
@@ -72,7 +72,8 @@ pub fn run(arguments: &UnmeteredListArguments) -> ExitCode {
     match listed {
         Ok(()) | Err(Fault::Closed) => ExitCode::SUCCESS,
         Err(Fault::Store(fault)) => {
-            say(&format!("cannot read the journal: {fault}"));
+            let cause = database.cause().map_or_else(String::new, |cause| format!(": {cause}"));
+            say(&format!("cannot read the journal: {fault}{cause}"));
             ExitCode::FAILURE
         }
     }

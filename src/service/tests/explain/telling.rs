@@ -419,6 +419,10 @@ fn bad_arguments_are_named_with_their_option_and_end_with_2() {
             "counters.json",
             r#"[{"scope": "org", "resource": "requests", "used": 1}]"#,
         ),
+        (
+            "negative.json",
+            r#"[{"scope": "platform", "resource": "requests", "used": -5}]"#,
+        ),
     ]);
     for (arguments, faults) in [
         (
@@ -471,6 +475,14 @@ fn bad_arguments_are_named_with_their_option_and_end_with_2() {
             &["--counters counters.json: [0]: the scope \"org\" has 1 ids, not 0"],
         ),
         (
+            &["--rules", "contract-limits", "--counters", "negative.json"],
+            &["--counters negative.json: [0]: invalid value: integer `-5`, expected u64\n"],
+        ),
+        (
+            &["--rules", "contract-limits", "--counters", "faulty.json"],
+            &["--counters faulty.json: must be a list of counters: "],
+        ),
+        (
             &["--rules", "contract-limits", "--at", "yesterday"],
             &["invalid value 'yesterday' for '--at <TIME>'"],
         ),
@@ -514,4 +526,30 @@ fn bad_arguments_are_named_with_their_option_and_end_with_2() {
         }
         assert!(!err.contains("hunter2"), "{err}");
     }
+}
+
+#[test]
+fn shipped_rules_that_need_a_model_take_it_from_the_body_without_a_configuration() {
+    let place = Place::with(&[("policy.json", POLICY)]);
+    for rules in ["fail-closed", "fail-closed-metered"] {
+        let asked = [
+            "--rules",
+            rules,
+            "--policy",
+            "policy.json",
+            "-H",
+            "x-admission-org-id: org-1",
+        ];
+        let asked = [&asked[..], &OWNER, &["--body"]].concat();
+        let admitted = place.json(&[&asked[..], &[r#"{"model": "gpt-4o"}"#]].concat());
+        assert_eq!(admitted["ending"], "admitted", "{admitted}");
+        assert!(
+            admitted["hints"].to_string().contains("the model from the body"),
+            "{admitted}"
+        );
+        let denied = place.json(&[&asked[..], &[r#"{"model": "other"}"#]].concat());
+        assert_eq!(denied["code"], "MODEL_NOT_ALLOWED", "{denied}");
+    }
+    let (code, out, err) = ended(portcullis(&[]).args(["replay", "/dev/null", "--rules", "fail-closed"]));
+    assert_eq!(code, Some(0), "{out}{err}");
 }

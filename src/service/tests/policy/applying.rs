@@ -110,12 +110,31 @@ async fn all_faults_of_a_file_are_listed_before_the_database_is_asked() {
 async fn trouble_with_the_database_is_exit_code_1_and_shows_no_secret() {
     let database = Postgres::start().await;
     let cases = [
-        (database.url().replace(PASSWORD, "wrong-secret"), "(access_denied)"),
+        (
+            database.url().replace(PASSWORD, "wrong-secret"),
+            "(access_denied): the password is wrong",
+        ),
         (
             format!("postgres://u:wrong-secret@127.0.0.1:{}/d", free_port()),
-            "(connection)",
+            "(connection): the connection was refused: nothing listens",
+        ),
+        (
+            "postgres://u:wrong-secret@no-such-host.invalid/d".to_owned(),
+            "(connection): the host's name can't be resolved",
         ),
     ];
+    let url = database.url();
+    let elsewhere = format!("{}no-such-database", url.strip_suffix("postgres").unwrap());
+    let missing = "the connection failed (connection): the database that the address names does not exist\n";
+    for command in ["show", "apply"] {
+        let (code, _, err) = if command == "show" {
+            ended(portcullis(&[("POSTGRES_DSN", &elsewhere)]).args(["policy", "show"]))
+        } else {
+            apply(&elsewhere, &policy(), &[])
+        };
+        assert_eq!(code, Some(1), "{err}");
+        assert_eq!(err, format!("the database failed: {missing}"));
+    }
     for (url, kind) in cases {
         for arguments in [&[][..], &["--dry-run"]] {
             let (code, out, err) = apply(&url, &policy(), arguments);
@@ -139,5 +158,10 @@ fn an_address_that_is_missing_or_no_database_is_exit_code_2_and_is_not_shown() {
         let (code, _, err) = apply(url, &policy(), &[]);
         assert_eq!(code, Some(2), "{url}: {err}");
         assert!(err.contains("POSTGRES_DSN") && !err.contains("wrong-secret"), "{err}");
+        assert!(!err.contains("policy.json"), "no fault of the file: {err}");
+        let (code, out, shown) = ended(portcullis(&[("POSTGRES_DSN", url)]).args(["policy", "show"]));
+        assert_eq!((code, out.as_str(), shown), (Some(2), "", err));
     }
+    let (_, _, err) = ended(portcullis(&[]).args(["policy", "show"]));
+    assert_eq!(err, "no database: give --database postgres://… or set POSTGRES_DSN\n");
 }

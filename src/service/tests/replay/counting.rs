@@ -239,3 +239,36 @@ fn bad_arguments_are_named_and_standard_input_is_a_log() {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
 }
+
+#[test]
+fn a_line_without_a_time_names_the_key_of_its_form_and_a_log_of_envoy_is_known_for_one() {
+    let fault = |log: &str, arguments: &[&str]| {
+        let (code, report, err) = replay(log, &[&["--rules", "contract-limits"], arguments].concat());
+        assert_eq!(code, Some(1), "{err}");
+        report["first_malformed"][0]["fault"].as_str().unwrap().to_owned()
+    };
+    let hint = "; it looks like a line of Envoy's log (\"start_time\"): give --from envoy";
+    assert_eq!(fault("{\"path\": \"/\"}\n", &[]), "it has no time (\"ts\")");
+    assert_eq!(
+        fault("{\"path\": \"/\"}\n", &["--from", "envoy"]),
+        "it has no time (\"start_time\")"
+    );
+    let envoys = "{\"start_time\": \"2026-03-01T12:00:00Z\", \"method\": \"POST\"}\n";
+    assert_eq!(fault(envoys, &[]), format!("it has no time (\"ts\"){hint}"));
+    let with_nothing = "{\"start_time\": \"2026-03-01T12:00:00Z\", \"tokens\": \"-\"}\n";
+    assert!(
+        fault(with_nothing, &[]).ends_with(hint),
+        "its form differs otherwise too"
+    );
+}
+
+#[test]
+fn a_fault_of_a_line_has_the_place_in_that_line_alone() {
+    let (_, report, _) = replay("{\"max_tokens\": -5}\n", &["--rules", "contract-limits"]);
+    let fault = &report["first_malformed"][0];
+    assert_eq!(fault["line"], 1);
+    assert_eq!(
+        fault["fault"], "invalid value: integer `-5`, expected u64 at column 17",
+        "{fault}"
+    );
+}

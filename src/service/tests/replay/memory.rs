@@ -57,7 +57,8 @@ fn memory_does_not_grow_with_the_log() {
     );
     assert_eq!(report["admitted"], 20_000, "50 orgs of 400 each: {report}");
     assert!(
-        late - early < MOST_KB,
+        // The kernel sums this up per processor, so that it may even go down a little.
+        late.saturating_sub(early) < MOST_KB,
         "from {early} to {late} kB over {REQUESTS} requests"
     );
 }

@@ -129,7 +129,12 @@ async fn a_body_in_pieces_is_408_and_charges_nothing() {
     assert_eq!(answer.status, 408, "{answer:?}");
     assert_eq!(
         answer.json(),
-        json!({"error": "the body took longer than http.body_timeout_ms"})
+        json!({"error": "the body took longer than http.body_timeout_ms, 400 ms"})
+    );
+    let line = service.line("request_refused").await["message"].to_string();
+    assert!(
+        line.contains("a decision from 127.0.0.1:") && line.contains("http.body_timeout_ms, 400 ms"),
+        "{line}"
     );
     client.closed().await;
     assert_eq!(turned_away(&service, "body_timeout").await, 1);
@@ -143,14 +148,26 @@ async fn a_body_that_is_too_long_is_413_however_it_is_framed() {
     let long = json!({"x": "y".repeat(70_000)}).to_string();
     let answer = service.client().await.send("POST", "/v1/decide", &long).await;
     assert_eq!(answer.status, 413, "{answer:?}");
-    assert!(answer.json()["error"].is_string(), "{answer:?}");
+    assert_eq!(answer.json(), json!({"error": "the body is longer than 65536 bytes"}));
+    let line = service.line("request_refused").await["message"].to_string();
+    assert!(
+        line.contains("a decision from 127.0.0.1:")
+            && line.contains("could not be read: the body is longer than 65536 bytes"),
+        "{line}"
+    );
+    let longest = json!({"x": "y".repeat(1 << 20)}).to_string();
+    let answer = service.client().await.send("POST", "/v1/settle", &longest).await;
+    assert_eq!(
+        (answer.status, answer.json()),
+        (413, json!({"error": "the body is longer than 1048576 bytes"}))
+    );
     let mut client = service.client().await;
     client
         .write("POST /v1/decide HTTP/1.1\r\nhost: p\r\ntransfer-encoding: chunked\r\n\r\n")
         .await;
     client.write(&format!("{:x}\r\n{long}\r\n0\r\n\r\n", long.len())).await;
     assert_eq!(client.answer().await.status, 413);
-    assert_eq!(turned_away(&service, "body_too_large").await, 2);
+    assert_eq!(turned_away(&service, "body_too_large").await, 3);
 }
 
 #[tokio::test]

@@ -95,6 +95,12 @@ fn check_and_serve_read_the_environment_and_find_the_same_faults() {
         ),
         ([("PORTCULLIS_PROFILE", "prod")], "PORTCULLIS_PROFILE: must be"),
         (
+            [("RUST_LOG", "warning")],
+            "RUST_LOG: must be a level (off, error, warn, info, debug, trace) or TARGET=LEVEL, several with commas \
+             between, is \"warning\"",
+        ),
+        ([("RUST_LOG", "bogus=x=y")], "RUST_LOG: must be a level"),
+        (
             [("PORTCULLIS_ALLOW_PASSTHROUGH", "1")],
             "PORTCULLIS_ALLOW_PASSTHROUGH: ",
         ),
@@ -134,6 +140,24 @@ fn outside_development_a_missing_limiter_is_exit_code_2() {
         assert!(
             err.contains(&format!("limiter.url: a limiter is required in {profile}")),
             "{err}"
+        );
+    }
+}
+
+#[test]
+fn everything_wrong_that_a_configuration_names_is_told_at_once() {
+    let folder = TempDir::new().unwrap();
+    let text = json!({
+        "profile": "development", "listen": "127.0.0.1:0", "limiter": {"url": "redis://store.internal:banana"},
+        "policy": {"url": "file:no-policy.json"}, "metering": {"url": "postgres://u@h:port/d"}, "tokens_file": "no.tokens",
+    });
+    file(folder.path(), "service.json", &text.to_string());
+    let (code, out, err) = check(folder.path(), &[("RUST_LOG", "loud")], &["service.json"]);
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    for key in ["limiter.url", "policy.url", "metering.url", "tokens_file", "RUST_LOG"] {
+        assert!(
+            err.contains(&format!("service.json: {key}: ")),
+            "{key} is not in\n{err}"
         );
     }
 }
@@ -179,6 +203,7 @@ fn the_help_teaches_and_wrong_arguments_are_exit_code_2() {
     let (code, out, _) = ended(portcullis(&[]).args(["serve", "--help"]));
     assert_eq!(code, Some(0));
     assert!(out.contains("REDIS_URL") && out.contains("--reuse-port"), "{out}");
+    assert!(out.contains("RUST_LOG") && out.contains("TARGET=LEVEL"), "{out}");
     for arguments in [&[][..], &["serve"], &["check"], &["banana"]] {
         assert_eq!(ended(portcullis(&[]).args(arguments)).0, Some(2), "{arguments:?}");
     }

@@ -68,9 +68,18 @@ fn what_is_wrong_with_the_arguments_is_said_by_its_option_and_nothing_is_sent() 
     );
     is_refused(
         &with(&["--gateway", NOBODY, "--admin", NOBODY]),
-        &["127.0.0.1:1 can't be reached"],
+        &["--admin: 127.0.0.1:1 can't be reached"],
+    );
+    is_refused(
+        &with(&["--gateway", NOBODY, "--upstream-count", NOBODY]),
+        &["--upstream-count: 127.0.0.1:1 can't be reached"],
     );
     is_refused(&with(&["--gateway", NOBODY, "--production"]), &["--yes-in-production"]);
+    // Rules that need a model read it from the body, where no configuration says otherwise.
+    is_refused(
+        &["--rules", "fail-closed", "--gateway", NOBODY],
+        &["the test tenant's request would be refused", "-H", "--body", "--policy"],
+    );
     // A tenant who would be refused proves nothing.
     is_refused(
         &["--rules", "launch-gate", "--gateway", NOBODY],
@@ -166,6 +175,25 @@ async fn an_admin_listener_is_asked_with_its_token_and_a_wrong_one_is_named() {
     is_refused(
         &["--rules", "contract-limits", "--gateway", NOBODY, "--admin", &main],
         &["is no admin listener of a service: status 404"],
+    );
+    // The service answers at this address, and counts no upstream's requests.
+    let live = format!("{main}/live");
+    is_refused(
+        &[
+            "--rules",
+            "contract-limits",
+            "--gateway",
+            NOBODY,
+            "--upstream-count",
+            &live,
+        ],
+        &[
+            &format!(
+                "--upstream-count: {}/live must answer {{\"hits\": N}} or N",
+                service.address
+            ),
+            "answers 200 without a number of hits",
+        ],
     );
     let (code, out, _) = drill(&[&arguments[..], &["--token-file", tokens]].concat());
     assert_eq!(code, Some(1), "the gateway is not there");

@@ -335,3 +335,31 @@ fn the_documents_configuration_has_no_fault() {
     assert_eq!((code, err.as_str()), (Some(0), ""));
     assert!(out.ends_with(": ok (filter configuration)\n"), "{out}");
 }
+
+#[test]
+fn what_the_configuration_would_refuse_is_refused_here_in_its_words() {
+    let refused = |command, arguments: &[&str], says: &str| {
+        let arguments = [&["--path", "/"], arguments].concat();
+        let (code, out, err) = envelope(command, &[(VARIABLE, SECRET)], &arguments);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{arguments:?}");
+        assert!(err.contains(says), "{says} is not in {err}");
+    };
+    let key = ["--key-id", "edge-1"];
+    for command in ["sign", "verify"] {
+        refused(command, &[], "--key-id ID is needed\n");
+        refused(command, &["--key-id", ""], "--key-id: must be 1 to ");
+        for prefix in ["X-Foo", "X-Foo-", "x-foo", "-", ""] {
+            let says = format!(
+                "--prefix: must be 2 to 64 lower-case header-name characters that end in \"-\", is {prefix:?}\n"
+            );
+            refused(command, &[&key[..], &["--prefix", prefix]].concat(), &says);
+        }
+    }
+    for age in ["0", "3601", "999999999"] {
+        refused(
+            "verify",
+            &[&key[..], &["--max-age-s", age]].concat(),
+            &format!("{age} is not in 1..=3600"),
+        );
+    }
+}

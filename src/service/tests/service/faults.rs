@@ -119,7 +119,14 @@ async fn a_long_fault_shows_in_ready_and_metrics_and_an_empty_order_ends_it() {
 async fn an_order_that_makes_no_sense_is_refused_by_name_and_value_and_changes_nothing() {
     let (service, address) = switchable().await;
     for (body, says) in [
-        (r#"{"dependencies": ["limiter"]}"#, "for_s: must be 1 to 300, is 0"),
+        (
+            r#"{"dependencies": ["limiter"]}"#,
+            "for_s: required, and missing: for how many seconds, 1 to 300",
+        ),
+        (
+            r#"{"dependencies": ["limiter"], "for_s": 0}"#,
+            "for_s: must be 1 to 300, is 0",
+        ),
         (
             r#"{"dependencies": ["limiter"], "for_s": 301}"#,
             "for_s: must be 1 to 300, is 301",
