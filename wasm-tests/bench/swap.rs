@@ -4,6 +4,8 @@
 //!
 //! Built by scripts/bench with rustc alone, for wasm32-unknown-unknown: no library, no constructors.
 
+mod idle;
+
 use std::ptr::null_mut;
 
 const KEY: &[u8] = b"bench/slot/0001";
@@ -28,22 +30,11 @@ unsafe fn owned(data: *mut u8, size: usize) -> Vec<u8> {
 }
 
 #[no_mangle]
-extern "C" fn proxy_abi_version_0_2_1() {}
-
-#[no_mangle]
 extern "C" fn proxy_on_memory_allocate(size: usize) -> *mut u8 {
     let mut memory = Vec::<u8>::with_capacity(size);
     let start = memory.as_mut_ptr();
     std::mem::forget(memory);
     start
-}
-
-#[no_mangle]
-extern "C" fn proxy_on_context_create(_context: u32, _parent: u32) {}
-
-#[no_mangle]
-extern "C" fn proxy_on_vm_start(_context: u32, _size: usize) -> u32 {
-    1
 }
 
 #[no_mangle]
@@ -53,10 +44,6 @@ extern "C" fn proxy_on_configure(_context: u32, _size: usize) -> u32 {
     u32::from(set == 0)
 }
 
-#[no_mangle]
-extern "C" fn proxy_on_tick(_context: u32) {}
-
-/// Pauses for ever (1) if the host has refused anything: then there is nothing to measure.
 #[no_mangle]
 extern "C" fn proxy_on_request_headers(_context: u32, _count: usize, _end_of_stream: u32) -> u32 {
     let (mut now, mut cas) = (0_u64, 0_u32);
@@ -77,38 +64,3 @@ extern "C" fn proxy_on_request_headers(_context: u32, _count: usize, _end_of_str
     }
     u32::from(refused != 0)
 }
-
-#[no_mangle]
-extern "C" fn proxy_on_request_body(_context: u32, _size: usize, _end_of_stream: u32) -> u32 {
-    0
-}
-
-#[no_mangle]
-extern "C" fn proxy_on_request_trailers(_context: u32, _count: usize) -> u32 {
-    0
-}
-
-#[no_mangle]
-extern "C" fn proxy_on_response_headers(_context: u32, _count: usize, _end_of_stream: u32) -> u32 {
-    0
-}
-
-#[no_mangle]
-extern "C" fn proxy_on_response_body(_context: u32, _size: usize, _end_of_stream: u32) -> u32 {
-    0
-}
-
-#[no_mangle]
-extern "C" fn proxy_on_http_call_response(_context: u32, _token: u32, _headers: usize, _body: usize, _trailers: usize) {
-}
-
-#[no_mangle]
-extern "C" fn proxy_on_done(_context: u32) -> u32 {
-    1
-}
-
-#[no_mangle]
-extern "C" fn proxy_on_log(_context: u32) {}
-
-#[no_mangle]
-extern "C" fn proxy_on_delete(_context: u32) {}

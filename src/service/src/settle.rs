@@ -52,12 +52,13 @@ impl Decider {
                 let call = (!request.renewals.is_empty()).then(|| limiter.renew(&request.renewals));
                 let renewed = done(call).await;
                 cancelled.and(replaced).and(returned)?;
-                renewed?
+                let lost = renewed?;
+                // Counted when nothing of the batch comes again.
+                let replaced = settled.iter().filter(|settled| settled.tokens.is_some()).count();
+                self.metrics.settled.inc_by(u64::try_from(replaced).unwrap_or(u64::MAX));
+                lost
             }
         };
-        // Counted when nothing of the batch comes again.
-        let replaced = settled.iter().filter(|settled| settled.tokens.is_some()).count();
-        self.metrics.settled.inc_by(u64::try_from(replaced).unwrap_or(u64::MAX));
         self.note_returns(&request.returns);
         self.metrics
             .slot_lost

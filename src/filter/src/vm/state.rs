@@ -178,18 +178,10 @@ impl Root {
     pub(super) fn retire(&self, now_ms: u64) {
         if let Ok(mut lives) = self.lives.try_borrow_mut() {
             let last = lives.len().saturating_sub(1);
-            let mut at = 0_usize;
-            let mut gone = Vec::new();
-            lives.retain(|live| {
-                let is_current = at == last;
-                at = at.saturating_add(1);
-                let in_use = Rc::strong_count(live) > 1;
-                let stays = is_current || in_use || !live.gatehouse.try_borrow().is_ok_and(|house| house.is_settled());
-                if !stays {
-                    gone.push(Rc::clone(live));
-                }
-                stays
-            });
+            let is_over = |live: &mut Rc<Live>| {
+                Rc::strong_count(live) == 1 && live.gatehouse.try_borrow().is_ok_and(|house| house.is_settled())
+            };
+            let gone: Vec<_> = lives.extract_if(..last, is_over).collect();
             drop(lives);
             gone.iter().for_each(|live| live.farewell(now_ms));
         }
